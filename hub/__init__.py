@@ -8,11 +8,12 @@ from omni_discovery.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
+    from hub.joining import join
     from hub.omni import Omni
     from hub.orchestrator.orchestrator import Orchestrator
     from hub.pool.stage_pool import StagePool
 
-__all__ = ["AsyncOmni", "Omni", "Orchestrator", "StagePool"]
+__all__ = ["AsyncOmni", "Omni", "Orchestrator", "StagePool", "join"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_exports(
@@ -22,5 +23,6 @@ if not TYPE_CHECKING:
             "Omni": "hub.omni",
             "Orchestrator": "hub.orchestrator.orchestrator",
             "StagePool": "hub.pool.stage_pool",
+            "join": "hub.joining",
         },
     )

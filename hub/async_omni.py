@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from hub.asked import arranged, check_unread, inputs_of
 from hub.config import ClientBounds, HubConfig
 from hub.engine_control import CollectiveCalls
+from hub.engine_protocol import EngineProtocol
 from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, AddRequest, UpdateRequest
 from hub.orchestrator.admission import Admission, RequestParts
@@ -50,6 +52,7 @@ from omni_discovery.errors import (
 if TYPE_CHECKING:
     from hub.orchestrator.tracing import Tracing
     from hub.replicas.events import ClientEvent
+    from hub.replicas.factory import RemoteReplicaFactory
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
@@ -57,15 +60,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Inputs = Mapping[str, Any] | AsyncIterable[Mapping[str, Any]]
+#: A prompt in any form of ``inputs_of``, or segments of a request's input.
+Inputs = str | Sequence[Any] | Mapping[str, Any] | AsyncIterable[Any]
 
 
 class SegmentFeeder:
     """The input of one request: a mapping, or segments from an iterator. ``stop`` it when the request has ended."""
 
     def __init__(self, inputs: Inputs) -> None:
-        self._mapping = inputs if isinstance(inputs, Mapping) else None
-        self._segments = None if isinstance(inputs, Mapping) else aiter(inputs)
+        self._segments = aiter(inputs) if isinstance(inputs, AsyncIterable) else None
+        self._mapping = None if isinstance(inputs, AsyncIterable) else inputs_of(inputs)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -138,8 +142,12 @@ _FLUSH_S: Final = 0.05
 _MOST_NAMED: Final = 10
 
 
-class AsyncOmni(CollectiveCalls):
-    """One hub's requests. Used on the loop on which ``start`` was called; ``apply_view`` also from any thread."""
+class AsyncOmni(EngineProtocol, CollectiveCalls):
+    """One hub's requests. Used on the loop on which ``start`` was called; ``apply_view`` also from any thread.
+
+    ``hub.join`` makes one that follows an etcd. ``remote_replica_factory`` makes the clients of replicas in place of
+    this hub's own, see ``hub.replicas.factory``.
+    """
 
     def __init__(
         self,
@@ -154,6 +162,7 @@ class AsyncOmni(CollectiveCalls):
         fixed_models: bool = False,
         stories: Stories | None = None,
         resolver: Resolver | None = None,
+        remote_replica_factory: RemoteReplicaFactory | None = None,
     ) -> None:
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
@@ -163,6 +172,7 @@ class AsyncOmni(CollectiveCalls):
         self._resolver = resolver or Resolver()
         self._config = config or HubConfig()
         self._tracing = tracing
+        self._remote_replica_factory = remote_replica_factory
         #: Receives what happened to requests that failed; None: not kept.
         self._stories = stories
         #: Whether requests become spans, so that their trace headers matter.
@@ -208,7 +218,7 @@ class AsyncOmni(CollectiveCalls):
         """Whether the orchestrator runs, so that requests are accepted."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
-    def check_health(self) -> None:
+    def check_serving(self) -> None:
         """Raise RequestError if this hub can't serve any request, with whatever replicas."""
         if not self.is_running:
             raise RequestError("the hub is not running")
@@ -235,6 +245,7 @@ class AsyncOmni(CollectiveCalls):
             tracing=self._tracing,
             releases=self.releases,
             stories=self._stories,
+            remote_replica_factory=self._remote_replica_factory,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
@@ -244,6 +255,10 @@ class AsyncOmni(CollectiveCalls):
             self._loop = loop
             if self._view_before_start is not None:
                 self._orchestrator.apply_view(*self._view_before_start)
+
+    async def connect_replica(self, stage_id: int, replica_id: int) -> StageClient:
+        """The hub's own client of a replica, on which a ``remote_replica_factory`` may build. Raise OmniError."""
+        return await self._running_orchestrator().connect_replica(stage_id, replica_id)
 
     def apply_view(self, view: View, delta: Delta) -> None:
         """Apply a new view of the registry. From any thread, also before ``start`` and after ``close``."""
@@ -291,14 +306,20 @@ class AsyncOmni(CollectiveCalls):
         """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         return self.releases.serving_replicas()
 
+    def voices(self) -> list[str]:
+        """The voices that this pipeline's replicas can speak with, sorted."""
+        return self.releases.voices()
+
     async def generate(
         self,
-        inputs: Inputs,
+        prompt: Inputs,
+        request_id: Any = None,
+        sampling_params_list: Any = None,
+        output_modalities: Sequence[str] | None = None,
         *,
-        request_id: str | None = None,
         modalities: Sequence[str] | None = None,
         params: Mapping[int, Mapping[str, Any]] | None = None,
-        sampling_params_list: Sequence[Mapping[str, Any] | None] | None = None,
+        sampling_params: Any = None,
         timeout_s: float | None = None,
         received_s: float | None = None,
         priority: int = 0,
@@ -308,12 +329,17 @@ class AsyncOmni(CollectiveCalls):
         async_chunk: bool | None = None,
         label: str = "",
         key: str = "",
+        on_input_wait: Callable[[bool], None] | None = None,
+        **more: Any,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
 
-        ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids``. ``modalities`` None means all modalities of
-        the pipeline. ``params`` is by stage id; in its place, ``sampling_params_list`` has one entry for each stage, in
-        pipeline order, None for the defaults; it may end early. ``timeout_s`` None means the hub's
+        ``prompt`` is a text, a list of token ids or of chat messages, or a mapping with ``messages``, ``prompt`` or
+        ``prompt_token_ids``. ``output_modalities``, or ``modalities``, None means all of the pipeline. ``params`` is by
+        stage id; in its place, ``sampling_params_list`` has one entry for each stage, in pipeline order, a mapping,
+        vLLM's SamplingParams or None for the defaults; it may end early. ``sampling_params`` is the first stage's; the
+        order of vLLM's EngineClient, prompt, sampling_params and request_id, is understood, and of its other arguments
+        those that can't be followed are refused by name. ``timeout_s`` None means the hub's
         ``request_timeout_s``. Of queued requests, those with a lower ``priority`` go first. ``companions`` are further
         inputs by role, such as a negative prompt: they run through the first stage on the same replica, and later
         stages get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the client's bytes came,
@@ -321,16 +347,19 @@ class AsyncOmni(CollectiveCalls):
         other's output; None: as the pipeline says. ``label`` is one more name of the request in log lines, ``key``
         that of the client's API key. Closing the generator early, or cancelling its reader, aborts every stage.
 
-        ``inputs`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
-        next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``inputs`` is the first
-        segment, and ``update`` sends the others.
+        ``prompt`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
+        next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``prompt`` is the first
+        segment, and ``update`` sends the others. ``on_input_wait`` is called on the loop with True when nothing is left
+        to do until the next segment comes, and with False when there is again.
         """
-        feeder = SegmentFeeder(inputs)
+        check_unread(more)
+        request_id, each = arranged(request_id, sampling_params_list, sampling_params)
+        feeder = SegmentFeeder(prompt)
         parts = RequestParts(
             await feeder.first(),
             request_id,
-            modalities,
-            self.graph.params_of(params, sampling_params_list),
+            output_modalities if modalities is None else modalities,
+            self.graph.params_of(params, each),
             timeout_s,
             received_s,
             priority,
@@ -340,6 +369,7 @@ class AsyncOmni(CollectiveCalls):
             async_chunk,
             label,
             key,
+            on_input_wait,
         )
         orchestrator = self._running_orchestrator()
         live_hubs = orchestrator.live_hubs
@@ -347,7 +377,7 @@ class AsyncOmni(CollectiveCalls):
             if parts.request_id in self._inner_ids:
                 raise InvalidRequestError(f"a request with the id {parts.request_id!r} is already running")
             request = self._admission.check(parts, live_hubs)
-            self.check_health()
+            self.check_serving()
             self._admission.admit(request, len(self._queues), live_hubs)
             queue = self._enqueue(orchestrator, request)
         inner_id = request.request_id

@@ -85,6 +85,8 @@ class HubConfig:
     attempts: int = 3
     #: Messages in the send queue of one replica.
     send_queue: int = 4096
+    #: Messages of one replica that this process holds before it has looked at them; the others wait at the replica.
+    receive_queue: int = 16
     #: Outputs and bytes that may wait for one client; its stages are paused from half of either on.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20

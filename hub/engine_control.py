@@ -40,7 +40,7 @@ class CollectiveCalls(ABC):
     graph: StageGraph
 
     @abstractmethod
-    def check_health(self) -> None:
+    def check_serving(self) -> None:
         """Raise RequestError if this hub can't serve any request."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class CollectiveCalls(ABC):
         call_id = call_id or uuid.uuid4().hex
         call = CollectiveCall(call_id, method, tuple(args), dict(kwargs or {}), stages, timeout, done)
         orchestrator = self._running_orchestrator()
-        self.check_health()
+        self.check_serving()
         try:
             orchestrator.rpc_async_queue.put_nowait(call)
         except asyncio.QueueFull:
@@ -127,8 +127,10 @@ class CollectiveCalls(ABC):
         """End the profile and write it."""
         return await self.collective("stop_profile", **where)
 
-    async def sleep(self, level: int = 1, **where: Any) -> list[ReplicaResult]:
+    async def sleep(self, level: int = 1, mode: str = "wait", **where: Any) -> list[ReplicaResult]:
         """Accept no requests, finish those that run, then free memory. A sleeping replica is not picked."""
+        if mode != "wait":
+            raise InvalidRequestError(f"mode: a replica finishes what runs before it sleeps: 'wait', not {mode!r}")
         return await self.collective("sleep", (level,), **where)
 
     async def wake_up(self, tags: Sequence[str] | None = None, **where: Any) -> list[ReplicaResult]:
@@ -139,8 +141,12 @@ class CollectiveCalls(ABC):
         """Which replicas sleep."""
         return await self.collective("is_sleeping", **where)
 
-    async def add_lora(self, name: str, lora_id: int, path: str, **where: Any) -> list[ReplicaResult]:
-        """Load an adapter from a path that the replicas can read."""
+    async def add_lora(self, name: Any, lora_id: int = 0, path: str = "", **where: Any) -> list[ReplicaResult]:
+        """Load an adapter from a path that the replicas can read; in place of the three, vLLM's LoRARequest."""
+        if not isinstance(name, str):
+            name, lora_id, path = name.lora_name, name.lora_int_id, name.lora_path
+        if not path:
+            raise InvalidRequestError("add_lora: an adapter has a name, an id above 0, and a path")
         return await self.collective("add_lora", (name, lora_id, path), **where)
 
     async def remove_lora(self, lora_id: int, **where: Any) -> list[ReplicaResult]:
@@ -155,8 +161,12 @@ class CollectiveCalls(ABC):
         """Keep an adapter from being evicted by others."""
         return await self.collective("pin_lora", (lora_id,), **where)
 
-    async def reset_prefix_cache(self, **where: Any) -> list[ReplicaResult]:
-        """Clear the prefix cache."""
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False, **where: Any
+    ) -> list[ReplicaResult]:
+        """Clear the prefix cache; running requests keep theirs, and so do connectors of KV caches."""
+        if reset_running_requests or reset_connector:
+            raise InvalidRequestError("reset_running_requests, reset_connector: a replica clears its own cache alone")
         return await self.collective("reset_prefix_cache", **where)
 
     async def collective_rpc(

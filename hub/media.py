@@ -1,11 +1,11 @@
-"""Media files in outputs: embeddings as arrays (needs numpy, which a hub does not), pieces of sound joined. Pure."""
+"""Media files in outputs: embeddings as arrays (needs numpy, which a hub does not), sound as WAV files. Pure."""
 
 from __future__ import annotations
 
 import io
 import wave
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omni_discovery.errors import ConfigError, EngineFailedError
 
@@ -30,27 +30,41 @@ def array_of(file: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
     return read
 
 
+class SoundKind(NamedTuple):
+    """What the samples of a WAV file are."""
+
+    channels: int
+    #: Bytes of one sample.
+    width_bytes: int
+    rate_hz: int
+
+
 def joined_wav(files: Sequence[bytes]) -> bytes:
     """Concatenate WAV files of one sample rate, width and channel count. Raise EngineFailedError for other files."""
     if len(files) == 1:
         return files[0]
-    kinds, frames = zip(*map(_read, files), strict=True)
+    kinds, frames = zip(*map(read_wav, files), strict=True)
     if len(set(kinds)) != 1:
         raise EngineFailedError("pieces of sound came in several sample rates, widths or numbers of channels")
-    joined = io.BytesIO()
-    with wave.open(joined, "wb") as writer:
-        writer.setnchannels(kinds[0][0])
-        writer.setsampwidth(kinds[0][1])
-        writer.setframerate(kinds[0][2])
-        writer.writeframes(b"".join(frames))
-    return joined.getvalue()
+    return wav_file(kinds[0], b"".join(frames))
 
 
-def _read(file: bytes) -> tuple[tuple[int, int, int], bytes]:
-    """(channels, bytes of a sample, samples per second) and the frames."""
+def wav_file(kind: SoundKind, frames: bytes) -> bytes:
+    """A WAV file of these frames."""
+    made = io.BytesIO()
+    with wave.open(made, "wb") as writer:
+        writer.setnchannels(kind.channels)
+        writer.setsampwidth(kind.width_bytes)
+        writer.setframerate(kind.rate_hz)
+        writer.writeframes(frames)
+    return made.getvalue()
+
+
+def read_wav(file: bytes) -> tuple[SoundKind, bytes]:
+    """The frames of a WAV file and what they are. Raise EngineFailedError for any other file."""
     try:
         with wave.open(io.BytesIO(file)) as reader:
-            kind = reader.getnchannels(), reader.getsampwidth(), reader.getframerate()
+            kind = SoundKind(reader.getnchannels(), reader.getsampwidth(), reader.getframerate())
             return kind, reader.readframes(reader.getnframes())
     except (wave.Error, EOFError) as error:
         raise EngineFailedError(f"a piece of sound is no WAV file: {error}") from error

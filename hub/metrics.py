@@ -28,6 +28,8 @@ _MOST_KEYS: Final = 100
 
 #: The kinds of tokens, as a usage names them.
 _TOKEN_TYPES: Final = ("prompt", "completion")
+#: More tokens than one request of any model has.
+_MOST_TOKENS: Final = 1 << 24
 
 #: Events of the registry's watcher, by its names: the metric and its help text.
 _VIEW_COUNTERS: Final = {
@@ -241,7 +243,8 @@ class HubMetrics:
         """Count the tokens of a stage that is done."""
         for kind in _TOKEN_TYPES:
             tokens = usage.get(f"{kind}_tokens", 0)
-            if tokens > 0:
+            # Replicas say what they like; a counter that one has spoilt can't be put right.
+            if 0 < tokens <= _MOST_TOKENS:
                 self.tokens.labels(stage_id, kind).inc(tokens)
 
     def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:

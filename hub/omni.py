@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import uvloop
 
+from hub.asked import inputs_of
 from hub.cli import serve_config
 from hub.command import ServeCommand
 from hub.results import OmniResult, ResultBuilder
-from hub.serve.document_flags import with_flags
+from hub.serve.document_flags import document_of, with_flags
 from hub.serve.flags import check_flags
 from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.load import load_deploy
-from omni_discovery.errors import ConfigError, InvalidRequestError, OverloadedError, RequestError, StageUnavailableError
+from omni_discovery.errors import ConfigError, OverloadedError, RequestError, StageUnavailableError
 from omni_discovery.loop_thread import LoopThread
 
 if TYPE_CHECKING:
@@ -96,23 +97,6 @@ async def _run_one(omni: AsyncOmni, index: int, request_id: str, prompt: Any, op
             return builder.result(RequestError(f"{type(error).__name__}: {error}"))
 
 
-def inputs_of(prompt: Any) -> Mapping[str, Any]:
-    """The input mapping of a text, token ids, chat messages, or a mapping. Raise InvalidRequestError."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    if isinstance(prompt, Mapping):
-        return prompt
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray) and len(prompt):
-        if all(type(item) is int for item in prompt):
-            return {"prompt_token_ids": list(prompt)}
-        if all(isinstance(item, Mapping) for item in prompt):
-            return {"messages": [dict(item) for item in prompt]}
-    raise InvalidRequestError(
-        "a prompt is a text, a list of token ids, a list of chat messages, or a mapping with one of prompt, "
-        f"prompt_token_ids and messages; this is {type(prompt).__name__} {prompt!r:.60}"
-    )
-
-
 _CHECK_S: Final = 0.1
 #: Interval between two checks of the local stages.
 _RESTART_CHECK_S: Final = 0.5
@@ -140,7 +124,7 @@ class Omni:
     ) -> None:
         if max_concurrency < 1:
             raise ConfigError(f"max_concurrency is {max_concurrency}; it must be at least 1")
-        self._config = _read_flags(deploy, flags)
+        self._config = read_flags(deploy, flags)
         self._max_concurrency = max_concurrency
         self._stopping = asyncio.Event()
         self._thread = LoopThread("omni-hub", uvloop.new_event_loop)
@@ -274,20 +258,24 @@ class _FlagParser(argparse.ArgumentParser):
         raise ConfigError(f"flags of Omni: {message}")
 
 
-def _read_flags(deploy: str | PathLike[str] | DeployConfig, flags: Sequence[str]) -> ServeConfig:
+def read_flags(deploy: str | PathLike[str] | DeployConfig | None, flags: Sequence[str]) -> ServeConfig:
+    """The settings of a hub in this process, by the flags of ``omni serve``. ``deploy`` None: the one in force.
+
+    Raise ConfigError, or RegistryError where the document in force is wanted and can't be read.
+    """
     parser = _FlagParser(add_help=False)
     ServeCommand().add_arguments(parser)
-    if not isinstance(deploy, DeployConfig):
+    if isinstance(deploy, str | PathLike):
         deploy = load_deploy(Path(deploy))
-    # The document is loaded already: the flags are checked as if it had been named.
-    arguments = parser.parse_args(["--deploy-config", "given", *flags])
+    # A document that is loaded already: the flags are checked as if it had been named.
+    arguments = parser.parse_args([*(("--deploy-config", "given") if deploy is not None else ()), *flags])
     has_model = arguments.model or arguments.model_flag
     if arguments.headless or has_model or arguments.api != "omni" or arguments.dry_run:
         raise ConfigError("flags of Omni: --headless, --api, --dry-run and a MODEL are for omni serve")
     if arguments.init_timeout is not None:
         raise ConfigError("flags of Omni: --init-timeout is for omni serve: give ready_timeout_s to Omni")
     check_flags(arguments)
-    deploy = with_flags(deploy, arguments)
+    deploy = document_of(arguments) if deploy is None else with_flags(deploy, arguments)
     if arguments.stage_id is not None:
         deploy.stage(arguments.stage_id)
     return serve_config(arguments, deploy)

@@ -10,6 +10,7 @@ OmniError
 │   ├── LeaseNotFoundError          the registrar: grant again, claim again
 │   ├── CompactedError              the watcher: list again
 │   └── RegistryRefusedError        the operator: user, role, quota or size
+│       ├── AnswerTooLargeError         the reader: ask for less at once
 │       ├── RegistryLoginError          the operator: user or password, or one is needed
 │       └── RegistryDeniedError         the operator: the user's role does not reach so far
 ├── EmbeddedEtcdError           the operator: the embedded etcd did not start
@@ -91,6 +92,10 @@ class CompactedError(RegistryError):
 
 class RegistryRefusedError(RegistryError):
     """etcd answered and refused: credentials, role, quota or size."""
+
+
+class AnswerTooLargeError(RegistryRefusedError):
+    """What was asked for is more than one answer may hold."""
 
 
 class RegistryLoginError(RegistryRefusedError):

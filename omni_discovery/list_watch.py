@@ -64,7 +64,7 @@ async def list_and_watch(
             await sink.replace(listing, began_s)
             start_revision = listing.revision + 1
             batches = kv.watch(name, start_revision) if is_prefix else kv.watch_key(name, start_revision)
-            await _first_to_end(_apply_batches(batches, sink), *beside_watch())
+            await first_to_end(_apply_batches(batches, sink), *beside_watch())
         except Exception as error:  # noqa: BLE001 - the sink logs it; a defect of its own must not end the loop
             sink.on_watch_failed(error, backoff.log_level(error))
         if clock.monotonic_s() - began_s > _GOOD_WATCH_S:
@@ -78,7 +78,7 @@ async def _apply_batches(watch: AsyncGenerator[WatchBatch, None], sink: WatchSin
             await sink.apply(batch)
 
 
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+async def first_to_end(*works: Coroutine[Any, Any, None]) -> None:
     """Run coroutines together until one ends; cancel the others, and return or raise as that one did."""
     if len(works) == 1:
         await works[0]

@@ -1,7 +1,8 @@
 """``python -m stage_runtime``: the supervisor of a stage's local replicas, and its child processes.
 
 ``--replica`` is one replica, ``--zygote`` the process that forks replicas, ``--check`` the process in which a dry run
-tries a stage. All but the zygote, which has its orders from a socket, read their settings from ``--config-fd``.
+tries a stage, ``--resolve`` the one that asks vLLM-Omni for a pipeline. All but the zygote, which has its orders from a
+socket, read their settings from ``--config-fd``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -53,7 +54,8 @@ from omni_discovery.commands.stage_options import (
 )
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.load import locate_model
-from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides
+from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides, with_omni_python
+from omni_discovery.deploy.resolution import ResolveRequest
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_OMNI: Final = "vllm-omni"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -134,6 +137,8 @@ def main(argv: list[str] | None = None) -> int:
             os._exit(_run_replica(_read_document(arguments, ReplicaConfig)))
         if arguments[:1] == ["--check"]:
             return _check(_read_document(arguments, StageCheck))
+        if arguments[:1] == ["--resolve"]:
+            return _resolve(_read_document(arguments, ResolveRequest))
         if arguments[:1] == ["--zygote"]:
             log = msgspec.json.decode(arguments[2], type=LogOptions)
             return _run_zygote(int(arguments[1]), log, arguments[3:])
@@ -198,6 +203,28 @@ def _check(check: StageCheck) -> int:
     except OmniError as error:
         say(str(error), error=True)
         return EXIT_CONFIG
+    return 0
+
+
+def _resolve(request: ResolveRequest) -> int:
+    """Print the deploy document of a vLLM-Omni pipeline as one line of JSON."""
+    from stage_runtime.supervisor.environment import stage_environment
+
+    check_packages(0, _OMNI)
+    # Its libraries print to standard output, where only the answer belongs.
+    answer_fd = os.dup(1)
+    os.dup2(2, 1)
+    settings = stage_environment(StageConfig(stage_id=0, engine=_OMNI), Path(request.model).exists())
+    os.environ.update({**settings, **os.environ})
+    from stage_runtime.engines.vllm_omni.resolver import resolve_document
+
+    answer = resolve_document(request)
+    try:
+        line = msgspec.json.encode(answer)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"vLLM-Omni's deploy file holds what is no JSON: {error}") from error
+    with os.fdopen(answer_fd, "wb") as file:
+        file.write(b"\n" + line + b"\n")
     return 0
 
 
@@ -287,7 +314,8 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
     # Judged before anything is imported that it names. In a Ray cluster, that is not on this machine.
     check_document(deploy, replica.stage_id, replica.bounds, locate_model)
     is_own = replica.bounds.trusts(deploy)
-    in_force, deploy = deploy, document_here(deploy, replica.stage_id, options.runtime)
+    here = with_omni_python(deploy.stage(replica.stage_id), options.runtime, options.omni_python)
+    in_force, deploy = deploy, document_here(deploy, replica.stage_id, here)
     if is_own:
         bounds = replica.bounds.owning(deploy)
         config = msgspec.structs.replace(config, replica=msgspec.structs.replace(replica, bounds=bounds))

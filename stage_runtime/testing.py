@@ -101,7 +101,8 @@ def _check_end(outputs: Sequence[EngineOutput], *, reason: str = "") -> None:
         assert outputs[-1].finish_reason != "abort", "a request that nobody aborted ended with 'abort'"
 
 
-#: What an engine may have beyond Engine, and the test of that. ``not_resumable`` counts where it is not None.
+#: What an engine may have beyond Engine, and the test of that. ``not_resumable`` counts where it is not None,
+#: ``deterministic`` where it is true.
 OPTIONAL: Final = {
     "pause": "test_pausing_holds_a_request_until_it_is_told_to_go_on",
     "feed": "test_a_hand_off_in_pieces_is_fed",
@@ -109,6 +110,7 @@ OPTIONAL: Final = {
     "controls": "test_controls_have_known_names_and_sleep_can_be_told",
     "metrics": "test_its_metrics_follow_its_requests",
     "not_resumable": "test_an_answer_begun_elsewhere_goes_on_at_every_cut",
+    "deterministic": "test_a_request_gets_the_same_output_alone_and_beside_others",
 }
 
 
@@ -174,6 +176,8 @@ class EngineContract:
 
     def test_all_that_it_offers_is_tested(self, engine: Engine) -> None:
         has = {name for name in OPTIONAL if getattr(engine, name, None) is not None}
+        if not capabilities_of(engine).is_deterministic():
+            has.discard("deterministic")
         assert has == self.offers, f"the engine has {sorted(has)}, and 'offers' of its tests is {sorted(self.offers)}"
 
     def test_no_optional_method_is_misspelled(self, engine: Engine) -> None:
@@ -302,6 +306,30 @@ class EngineContract:
         with pytest.raises(NotResumableError):
             engine.add(replace(self.good_request("k"), resume=Resume(text="nobody has ever said this")))
         assert not engine.has_unfinished()
+
+    def test_a_request_gets_the_same_output_alone_and_beside_others(self, engine: Engine) -> None:
+        """The same text, tokens, pictures and hand-offs in the same pieces, and sound to a step of 16 bits."""
+        asked = [replace(self.good_request(f"k{number}"), request_id="same") for number in range(engine.capacity + 1)]
+        alone = run(engine, asked[0])["k0"]
+        said = run(engine, self.good_request("other"), *asked)
+        for request in asked:
+            again = said[request.key]
+            assert len(again) == len(alone), f"{len(alone)} outputs alone, {len(again)} beside others"
+            for mine, theirs in zip(alone, again, strict=True):
+                assert (mine.text, mine.token_ids, mine.image_png) == (theirs.text, theirs.token_ids, theirs.image_png)
+                assert _is_same_sound(mine.audio_wav, theirs.audio_wav), "another sound beside others"
+                for name in ("handoff", "handoff_piece"):
+                    one, two = (serialize(getattr(each, name)) for each in (mine, theirs))
+                    assert one == two, f"another {name} beside others"
+
+
+def _is_same_sound(one: bytes | None, two: bytes | None) -> bool:
+    import numpy as np
+
+    if one == two or one is None or two is None or len(one) != len(two):
+        return one == two
+    samples = [np.frombuffer(each[: len(each) // 2 * 2], np.int16).astype(np.int32) for each in (one, two)]
+    return bool(np.abs(samples[0] - samples[1]).max() <= 1)
 
 
 #: Makes a connector with these settings beside those that the test class gives it.

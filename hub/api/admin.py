@@ -15,9 +15,9 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from hub.api.chat import read_body
 from hub.api.cross_origin import check_content_type
 from hub.api.errors import error_response
+from hub.api.generation.body import read_body
 from omni_discovery.errors import InvalidRequestError, RequestError
 
 if TYPE_CHECKING:

@@ -94,16 +94,26 @@ class Connections(Generic[ConnT]):
 
     # ---- what a connection does
 
-    def opened(self, conn: ConnT, now_s: float) -> dict[ConnT, Cut]:
-        """A client has connected; return the connections to close, which may be the new one."""
+    def opened(
+        self, conn: ConnT, now_s: float, *, is_handshake: bool = False, after: ConnT | None = None
+    ) -> dict[ConnT, Cut]:
+        """A client has connected; return the connections to close, which may be the new one.
+
+        ``is_handshake``: it can't be told why it is refused before TLS stands, so one more than there are places may
+        go on to that. ``after``: the handshake whose place it takes.
+        """
+        if after is not None:
+            self.closed(after)
         self._open.add(conn)
         if len(self._open) <= self._limits.max_connections:
             self._waiting[conn] = _Waiting(now_s)
             return {}
         oldest = next(iter(self._waiting), None)
-        if oldest is None:
+        if oldest is None and not is_handshake:
             return {conn: Cut.REFUSED}
         self._waiting[conn] = _Waiting(now_s)
+        if oldest is None:
+            return {}
         self.answered(oldest)
         return {oldest: Cut.DISPLACED}
 

@@ -6,14 +6,13 @@ site's name is made to lead to this hub's address (DNS rebinding), any with the 
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
+from hub.api.door.hosts import is_loopback, is_own_host, is_own_page
 from hub.api.errors import error_body
 from omni_discovery.errors import InvalidRequestError
 
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 ANY: Final = "*"
-#: A name or an IPv4 address, or an IPv6 address in brackets; and a port.
-_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/?#@\s]+)(?::(\d{1,5}))?")
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]+)")
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Headers of answers that pages of allowed origins may read.
@@ -46,7 +42,7 @@ class WebPolicy:
 
     def refusal(self, method: str, host: str | None, origin: str | None) -> str:
         """Why a request is refused; empty if it is not. ``method`` is empty for a WebSocket."""
-        if host is not None and not self._serves(host):
+        if host is not None and self.hosts is not None and not is_own_host(host, self.hosts):
             return (
                 f"this hub is not addressed as {host!r}: use its address or localhost, or allow the name"
                 " with --allowed-hosts"
@@ -55,38 +51,10 @@ class WebPolicy:
             return ""
         return f"pages of {origin!r} may not send requests here: --allowed-origins allows them"
 
-    def _serves(self, host: str) -> bool:
-        if self.hosts is None:
-            return True
-        found = _HOST.fullmatch(host)
-        name = found[1].lower().rstrip(".") if found else ""
-        return is_address(name) or is_local_name(name) or name in self.hosts
-
     def _allows(self, origin: str, host: str | None) -> bool:
         if ANY in self.origins or origin.lower() in self.origins:
             return True
-        # A page of this hub itself. Behind a proxy that adds TLS the scheme differs.
-        found = _ORIGIN.fullmatch(origin.lower())
-        return found is not None and host is not None and found[1] == host.lower()
-
-
-def is_address(name: str) -> bool:
-    """Whether it is an IP address: a site's name that was made to lead here would be named itself."""
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
-def is_local_name(name: str) -> bool:
-    """Whether it is a name that always leads to the machine that asks."""
-    return name == "localhost" or name.endswith(".localhost")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that is bound to this host."""
-    return is_local_name(host) or (is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
+        return host is not None and is_own_page(origin, host)
 
 
 def web_policy(bound_to: str, hosts: Sequence[str], origins: Sequence[str]) -> WebPolicy:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import time
+from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import msgspec
@@ -27,11 +29,11 @@ from omni_discovery.log_once import LogOnce
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from uvicorn._types import ASGISendEvent
     from websockets.frames import Frame
+    from websockets.http11 import Request
 
 logger = logging.getLogger(__name__)
-
-BoundedProtocol: TypeAlias = "BoundedHttp | BoundedWebSocket"
 
 _SLOW_HEADER: Final = "the header of the request did not come in time: send all of it at once"
 _SLOW_BODY: Final = "the body of the request did not come in time: send it without a pause, or send less"
@@ -56,6 +58,8 @@ _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
     Cut.DISPLACED: (CloseCode.TRY_AGAIN_LATER, "this hub has too many connections"),
     Cut.BODY_MEMORY: (CloseCode.TRY_AGAIN_LATER, "too many unfinished messages are held here"),
 }
+#: The key in the ASGI scope of what ``input_wait_of`` returns.
+_INPUT_WAIT: Final = "omni.input_wait"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
@@ -72,11 +76,38 @@ _GOODBYE_S: Final = 1.0
 _AFTER_ANSWER_S: Final = 2.0
 
 
+class Bounded(ABC):
+    """A connection of a BoundedServer."""
+
+    client: tuple[str, int] | None
+
+    @property
+    @abstractmethod
+    def unsent_bytes(self) -> int:
+        """Bytes that the client has not taken."""
+
+    @abstractmethod
+    def cut(self, reason: Cut) -> None:
+        """Close the connection; a client that may still read is told why."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Reset the connection."""
+
+
+def input_wait_of(scope: Mapping[str, Any]) -> Callable[[bool], None] | None:
+    """What the endpoint of a WebSocket calls with True when it waits for its client, and with False when it works.
+
+    One that calls it never counts as working once the client has sent a whole message.
+    """
+    return scope.get(_INPUT_WAIT)
+
+
 class BoundedServer:
     """The connections of one server. ``on_cut`` is called with the reason of each that the hub closes."""
 
     def __init__(self, limits: ConnectionLimits, on_cut: Callable[[str], None]) -> None:
-        self.connections: Connections[BoundedProtocol] = Connections(limits)
+        self.connections: Connections[Bounded] = Connections(limits)
         self._on_cut = on_cut
         self._log_once = LogOnce(time.monotonic)
 
@@ -91,21 +122,24 @@ class BoundedServer:
         }
 
     async def review(self) -> None:
-        """Close the connections whose clients have kept the hub waiting too long."""
+        """Close the connections whose clients have kept the hub waiting too long, or have gone unnoticed."""
+        for protocol in self.connections.all():
+            if isinstance(protocol, BoundedHttp) and protocol.is_left:
+                protocol.transport.abort()
         self.cut(self.connections.overdue(time.monotonic(), lambda each: each.unsent_bytes))
 
     def drop_waiting(self) -> None:
         """Reset the connections that wait for their client: the hub stops."""
         for protocol in self.connections.waiting():
-            protocol.transport.abort()
+            protocol.drop()
 
     def drop_closing(self) -> None:
         """Reset the WebSockets that have been told that they end: the hub stops."""
         for protocol in self.connections.all():
             if isinstance(protocol, BoundedWebSocket) and protocol.close_sent:
-                protocol.transport.abort()
+                protocol.drop()
 
-    def cut(self, connections: Mapping[BoundedProtocol, Cut]) -> None:
+    def cut(self, connections: Mapping[Bounded, Cut]) -> None:
         """Close connections, each with its reason."""
         for protocol, reason in connections.items():
             self._on_cut(reason.value)
@@ -145,25 +179,22 @@ class _Framing(h11.Connection):
         return event
 
 
-class BoundedHttp(H11Protocol):
-    """One HTTP connection."""
+class _Input(Bounded, asyncio.Protocol):
+    """What both protocols do in front of uvicorn's."""
 
-    def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._server = server
-        self._framing = _Framing()
-        self.conn = self._framing
-        self._turns = Turns(self._take, lambda: not self.flow.read_paused)
+    _server: BoundedServer
+    _turns: Turns
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the client has not taken."""
+        """See Bounded."""
         return self.transport.get_write_buffer_size()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio."""
-        super().connection_made(transport)
-        self._server.cut(self._server.connections.opened(self, time.monotonic()))
+    def drop(self) -> None:
+        """See Bounded."""
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
@@ -175,8 +206,26 @@ class BoundedHttp(H11Protocol):
         if not self.transport.is_closing():
             self._turns.came(data, self.transport, self.loop)
 
+
+class BoundedHttp(_Input, H11Protocol):
+    """One HTTP connection."""
+
+    def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._server = server
+        self._framing = _Framing()
+        self.conn = self._framing
+        self._turns = Turns(self._take, lambda: not self.flow.read_paused)
+        #: The TLS handshake that comes before; None: there is none.
+        self.handshake: Bounded | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self._server.cut(self._server.connections.opened(self, time.monotonic(), after=self.handshake))
+
     def _take(self, data: bytes) -> None:
-        super().data_received(data)
+        H11Protocol.data_received(self, data)
         self._follow(len(data))
 
     def handle_events(self) -> None:
@@ -184,6 +233,15 @@ class BoundedHttp(H11Protocol):
         super().handle_events()
         if self._framing.fault is not None and not self.transport.is_closing():
             self._server.cut({self: self._framing.fault})
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the client has closed its side while its answer is made and, as it has sent more, nothing is read."""
+        if not self.flow.read_paused or self.conn.their_state is not h11.DONE or self.transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
@@ -204,7 +262,7 @@ class BoundedHttp(H11Protocol):
         super().handle_websocket_upgrade(event)
 
     def cut(self, reason: Cut) -> None:
-        """Close the connection; a client that may still read is told why."""
+        """See Bounded."""
         answer = _ANSWERS.get(reason)
         # None before the first request; uvicorn's annotation says otherwise.
         cycle: Any = self.cycle
@@ -252,7 +310,7 @@ class BoundedHttp(H11Protocol):
                 connections.answered(self)
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     """One WebSocket."""
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
@@ -260,46 +318,55 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._server = server
         self._turns = Turns(self._take, lambda: not self.read_paused)
         self.close_timeout = _AFTER_ANSWER_S
-        #: Whether the client has sent a whole message, or parts of one that is unfinished.
-        self._has_begun = self._has_part = False
+        #: Whether it waits for its client, apart from a message that has come in part. Whole messages end the wait, and
+        #: the endpoint may begin it again.
+        self._is_idle = True
         #: The second of the loop's clock in which so many control frames have come.
         self._second, self._controls = 0, 0
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that the client has not taken."""
-        return self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
         self._server.connections.adopted(self, time.monotonic())
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio."""
-        self._server.connections.closed(self)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio."""
-        if not self.transport.is_closing():
-            self._turns.came(data, self.transport, self.loop)
-
     def _take(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.transport.is_closing() or not self.handshake_complete:
-            return
+        WebSocketsSansIOProtocol.data_received(self, data)
+        if not self.transport.is_closing():
+            self._follow(len(data))
+
+    def _follow(self, size_bytes: int) -> None:
+        """Note what is waited for, after so many bytes have come."""
         connections, now_s = self._server.connections, time.monotonic()
-        if self.frames or self.conn.reader.buffer:
-            size_bytes = len(data)
-            if not self._has_part:
-                # Whole messages came before it.
-                size_bytes = min(size_bytes, len(self.conn.reader.buffer) + sum(map(len, self.frames)))
-            self._has_part = True
-            self._server.cut(connections.body_came(self, size_bytes, now_s))
-        elif self._has_part or self._has_begun:
-            self._has_part = False
+        if self._has_part:
+            # Of what has come at once, whole messages may have been the most.
+            part_bytes = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+            self._server.cut(connections.body_came(self, min(size_bytes, part_bytes), now_s))
+        elif self._is_idle:
+            connections.header_awaited(self, now_s, is_idle=True)
+        else:
             connections.answered(self)
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether a message, or the request for the WebSocket, has come in part."""
+        return bool(self.frames or self.conn.reader.buffer)
+
+    def handle_connect(self, event: Request) -> None:
+        """Begin the WebSocket's task, whose endpoint may say when it waits for the client."""
+        super().handle_connect(event)
+        if hasattr(self, "scope"):
+            self.scope[_INPUT_WAIT] = self._note_wait  # type: ignore[typeddict-unknown-key]
+
+    def _note_wait(self, waits: bool) -> None:
+        self._is_idle = waits
+        if not self.transport.is_closing() and not self._has_part:
+            self._follow(0)
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours."""
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True
 
     def handle_cont(self, event: Frame) -> None:
         """Take a piece of a message, unless it has too many."""
@@ -325,7 +392,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
-        self._has_begun = True
+        self._is_idle = False
+        self._server.connections.answered(self)
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
@@ -349,7 +417,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.conn.data_to_send()
 
     def cut(self, reason: Cut) -> None:
-        """Close the connection; a client that may still read is told why."""
+        """See Bounded."""
         logger.debug("stream.cut reason=%s", reason.value)
         if reason not in _CLOSES or self.close_sent or not self.handshake_complete:
             self.transport.abort()

@@ -12,9 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
-from hub.api.chat import ChatCompletions
+from hub.api.audio.speech import Speech
+from hub.api.audio.threads import EncoderThreads
+from hub.api.chat.completions import ChatCompletions
 from hub.api.door.guard import is_trusted
 from hub.api.errors import error_body
+from hub.api.images.generations import ImageGenerations
+from hub.api.openapi import openapi
+from hub.api.prompts.completions import Completions
 from hub.api.stream import Stream
 from omni_discovery.records.health import TroubleKind
 
@@ -35,6 +40,12 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
         model = {"id": deploy.served_name, "object": "model", "created": started_s, "owned_by": "omni-discovery"}
         return JSONResponse({"object": "list", "data": [model]})
 
+    async def voices(_: Request) -> Response:
+        return JSONResponse({"voices": omni.voices(), "uploaded_voices": []})
+
+    async def description(_: Request) -> Response:
+        return JSONResponse(openapi(deploy.served_name))
+
     async def health(_: Request) -> Response:
         """The liveness check: 200 also without replicas, because a restart of the hub would not help."""
         return JSONResponse({"status": "ok"})
@@ -45,9 +56,15 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
     async def exposition(_: Request) -> Response:
         return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
 
+    sounds = EncoderThreads()
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", ChatCompletions(omni, deploy).respond, methods=["POST"]),
+            Route("/v1/chat/completions", ChatCompletions(omni, deploy, sounds).respond, methods=["POST"]),
+            Route("/v1/completions", Completions(omni, deploy).respond, methods=["POST"]),
+            Route("/v1/images/generations", ImageGenerations(omni, deploy).respond, methods=["POST"]),
+            Route("/v1/audio/speech", Speech(omni, deploy, sounds).respond, methods=["POST"]),
+            Route("/v1/audio/voices", voices),
+            Route("/openapi.json", description),
             WebSocketRoute("/v1/stream", Stream(omni, deploy).respond),
             Route("/v1/models", models),
             Route("/health", health),

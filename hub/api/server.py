@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 
-from hub.api.chat_schema import MAX_BODY_BYTES
 from hub.api.connections import ConnectionLimits
 from hub.api.cross_origin import WebPolicy, guarded
+from hub.api.door.handshakes import TlsListener
 from hub.api.exchange import Exchanges
+from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.protocols import BoundedServer
 from omni_discovery.errors import ConfigError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from hub.api.protocols import BoundedHttp
     from hub.async_omni import AsyncOmni
 
 #: How long open answers may go on when the hub stops.
@@ -53,27 +55,27 @@ def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--ho
 class _Server(uvicorn.Server):
     """uvicorn with bounds for the begin and the end of TLS, and without its signal handlers: the hub's own decide."""
 
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, bounded: BoundedServer) -> None:
         super().__init__(config)
-        self._handshake_timeout_s = handshake_timeout_s
+        self._bounded = bounded
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. asyncio's own bounds are a minute for a handshake, and half of one for a goodbye."""
+        """Listen."""
         config, loop = self.config, asyncio.get_running_loop()
 
-        def connection() -> asyncio.Protocol:
-            make: Callable[..., asyncio.Protocol] = config.http_protocol_class
-            return make(config=config, server_state=self.server_state, app_state={})
+        def connection() -> BoundedHttp:
+            make: Callable[..., Any] = config.http_protocol_class
+            made: BoundedHttp = make(config=config, server_state=self.server_state, app_state={})
+            return made
 
-        tls: dict[str, Any] = {}
-        if config.ssl is not None:
-            tls = {"ssl_handshake_timeout": self._handshake_timeout_s, "ssl_shutdown_timeout": _GOODBYE_S}
-        self.servers = [
-            await loop.create_server(connection, sock=each, ssl=config.ssl, backlog=config.backlog, **tls)
+        self.servers: list[Any] = [
+            await loop.create_server(connection, sock=each, backlog=config.backlog)
+            if config.ssl is None
+            else TlsListener(each, config.ssl, self._bounded, connection, _GOODBYE_S)
             for each in sockets or []
         ]
         self.started = True
@@ -125,7 +127,7 @@ class HttpServer:
         config.load()
         config.ssl = tls
         self._omni = omni
-        self._server = _Server(config, http.limits.header_timeout_s)
+        self._server = _Server(config, self._bounded)
         self._task: asyncio.Task[None] | None = None
         self._hurries = asyncio.Event()
 

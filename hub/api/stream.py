@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from starlette.websockets import WebSocketDisconnect
 
-from hub.api.chat_answer import shown_timings
-from hub.api.chat_schema import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.errors import describe
 from hub.api.exchange import Exchange, exchange_of
-from omni_discovery.data_urls import picture_parts
+from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
+from hub.api.generation.timings import shown_timings
+from hub.api.protocols import input_wait_of
+from omni_discovery.data_urls import file_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 from omni_discovery.inputs.containers import check_containers
 from omni_discovery.wire import MAX_PRIORITY
@@ -90,8 +91,8 @@ def parse_frame(text: str | None) -> SegmentFrame | EndFrame:
         raise InvalidRequestError(f"the frame is not JSON: {error}") from error
     if isinstance(frame, SegmentFrame) and len(frame.inputs()) != 1:
         raise InvalidRequestError("a segment holds one of 'prompt', 'messages' and 'prompt_token_ids'")
-    if isinstance(frame, SegmentFrame) and picture_parts(frame.messages):
-        raise InvalidRequestError("pictures come whole, not in segments: send them to POST /v1/chat/completions")
+    if isinstance(frame, SegmentFrame) and file_parts(frame.messages):
+        raise InvalidRequestError("files come whole, not in segments: send them to POST /v1/chat/completions")
     return frame
 
 
@@ -157,6 +158,7 @@ class Stream:
             timeout_s=first.timeout,
             received_s=time.perf_counter(),
             priority=first.priority,
+            on_input_wait=input_wait_of(websocket.scope),
         )
         async with aclosing(outputs):
             async for output in outputs:

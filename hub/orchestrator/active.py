@@ -47,6 +47,8 @@ class AddRequest:
     #: If the request is a companion: the id of its parent, and its role there.
     parent_id: str = ""
     role: str = ""
+    #: Called when nothing is left to do until the client's next segment (True), and when there is again (False).
+    on_input_wait: Callable[[bool], None] | None = None
     #: The deploy document that serves the request (None: the hub has only one), and the client's sampling parameters.
     release: DeployVersion | None = None
     asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)

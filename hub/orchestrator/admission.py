@@ -11,7 +11,7 @@ import itertools
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -191,6 +191,7 @@ class RequestParts:
     async_chunk: bool | None = None
     label: str = ""
     key: str = ""
+    on_input_wait: Callable[[bool], None] | None = None
 
 
 class Admission:
@@ -250,6 +251,7 @@ class Admission:
             trace_headers=parts.trace_headers,
             label=parts.label,
             key=parts.key,
+            on_input_wait=parts.on_input_wait,
             release=release,
             asked_params=parts.params or {},
         )

@@ -139,6 +139,11 @@ class DeployVersions:
         # No epoch: a process that registers again is the same.
         return {info.name: (info.host, info.pid, info.input_addr, info.curve_public_key) for info in infos}
 
+    def voices(self) -> list[str]:
+        """The voices that registered replicas name, sorted."""
+        members = [pool.core.members.entries.values() for pool in self._shown().pools.values()]
+        return sorted({name for entries in members for entry in entries for name in entry.info.voices})
+
     def _shown(self) -> DeployVersion:
         """The newest version that can serve every stage; the newest of all if none can."""
         stages = self.newest.graph.stage_ids

@@ -331,7 +331,7 @@ class Dispatcher:
         if self.trials.held:
             self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
-        return ev.Sent(action.stage_id, action.attempt, replica)
+        return ev.Sent(action.stage_id, action.attempt, replica, info.deterministic)
 
     def _submit(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event | None:
         now_s, info = time.perf_counter(), binding.entry.info
@@ -341,7 +341,7 @@ class Dispatcher:
             request_id=active.request.request_id,
             attempt=action.attempt,
             inputs=dict(action.inputs),
-            params=dict(action.params),
+            params=action.params_for(deterministic=info.deterministic),
             payloads=action.payloads,
             next_stages=action.next_stages,
             credit=binding.spent_credit,

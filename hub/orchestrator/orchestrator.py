@@ -12,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
@@ -82,11 +83,16 @@ def drain(queue: asyncio.Queue[_Item]) -> list[_Item]:
 
 _InboxItem: TypeAlias = (
     "ClientEvent | PickEnded | RetryDue | TrialDue | ReturnDue | StillSilent | TimeUp | InputIdle | CompanionEnded"
-    " | BackpressureChanged | TimersDue | ViewChanged | CallDue"
+    " | BackpressureChanged | TimersDue | ViewDue | CallDue"
 )
 _Request: TypeAlias = AddRequest | UpdateRequest
 _Rpc: TypeAlias = AbortRequest | CollectiveCall
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDue:
+    """The view that waits is to be applied."""
 
 
 class Orchestrator:
@@ -195,17 +201,12 @@ class Orchestrator:
         if waiting is None:
             self._next_view = changed
             if delay_s := self._view_pace.delay_s(time.monotonic()):
-                asyncio.get_running_loop().call_later(delay_s, self._post_view)
+                asyncio.get_running_loop().call_later(delay_s, self._post, ViewDue())
             else:
-                self._post_view()
+                self._post(ViewDue())
         elif not changed.is_before(waiting):
-            # Of views that come so fast the latest tells all: whole views are compared then.
-            self._next_view = changed
-
-    def _post_view(self) -> None:
-        if self._next_view is not None:
-            self._post(self._next_view)
-            self._next_view = None
+            # One view waits at a time: of those that come faster than they are gone through the latest tells all.
+            self._next_view = waiting.followed_by(changed)
 
     def set_backpressure(self, request_id: str, backpressure: ClientBackpressure) -> None:
         """Note whether the client of a request keeps up with its output. Requests that have ended are fine."""
@@ -313,10 +314,12 @@ class Orchestrator:
                 self._collective.handle_call(item)
             case TimersDue():
                 self._housekeeping.run_timers(item)
-            case ViewChanged(view, delta):
+            case ViewDue():
                 began_s = time.monotonic()
+                changed, self._next_view = self._next_view, None
                 try:
-                    self._rollout.apply_view(view, delta)
+                    if changed is not None:
+                        self._rollout.apply_view(changed.view, changed.delta)
                 finally:
                     self._view_pace.applied(began_s, time.monotonic())
                     # A mass loss that the view shows needs its review, even if a third party's client raises here.

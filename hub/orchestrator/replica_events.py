@@ -32,6 +32,7 @@ from hub.replicas.events import (
 from hub.replicas.lost import LostReplicas
 from hub.request import events as ev
 from hub.request.retry import is_engine_death
+from hub.request.state import Phase
 from hub.request.story import shown_reason
 from omni_discovery import wire
 from omni_discovery.log_once import LogOnce
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Requests that the log line of a lost replica names.
 _MOST_NAMED: Final = 20
+#: Answers that have counted already against their replica, if they do.
+_REFUSALS: Final = (wire.Rejected, wire.StageFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,32 +193,37 @@ class ReplicaListener:
         if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
             binding.accept()
         else:
-            if isinstance(message, wire.StageFailed) and is_engine_death(message.kind, message.reason):
-                self._engine_died(pool, event.client.info, shown_reason(message))
-            self._update_health(pool, active, event)
+            if isinstance(message, wire.StageFailed):
+                if is_engine_death(message.kind, message.reason):
+                    self._engine_died(pool, event.client.info, shown_reason(message))
+                # An invalid request is no failure of the replica, nor is a full queue.
+                if message.kind is wire.FailureKind.ENGINE:
+                    self._engine_failed(pool, active, info, shown_reason(message))
             self._release(active, info.stage_id)
         pool.core.report(info.input_addr, message.queue_length, pool.now())
+        run = active.machine.runs[info.stage_id]
+        was_at_fault = info.input_addr in run.avoid
         self._requests.apply_answer(active, info.stage_id, event)
+        if isinstance(message, wire.StageDone) and run.phase is Phase.DONE and run.attempt == message.attempt:
+            self._served(pool, active, event)
+        elif info.input_addr in run.avoid and not was_at_fault and not isinstance(message, _REFUSALS):
+            self._blame(pool, info, "its output is not whole", active.request.request_id)
 
     def _engine_died(self, pool: StagePool, info: ReplicaInfo, reason: str) -> None:
         """Stop picks of a replica that has said so: its process lives on only to say it for each of its requests."""
         self._log_work_of_lost(info, pool.core.members.in_flight(info.input_addr))
         pool.core.session_down(info.input_addr, pool.now(), reason)
 
-    def _update_health(self, pool: StagePool, active: Active, event: Answered) -> None:
-        """Count a success or a failure of the replica: an invalid request is no failure of it, nor is a full queue."""
-        addr, message = event.client.info.input_addr, event.message
-        if isinstance(message, wire.StageDone) and message.finish_reason != "abort":
-            pool.core.stage_served()
-            self._blame_again(pool, active)
-        if isinstance(message, wire.StageDone) and message.finish_reason != "abort" and not active.request.segmented:
+    def _served(self, pool: StagePool, active: Active, event: Answered) -> None:
+        """Count a success of the replica."""
+        pool.core.stage_served()
+        self._blame_again(pool, active)
+        if not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
             service_s = event.received_at_s - run.sent_at_s if run.pause_sent is None else None
-            if pool.core.succeeded(addr, service_s, pool.now()):
+            if pool.core.succeeded(event.client.info.input_addr, service_s, pool.now()):
                 logger.info("replica.readmitted replica=%s", event.client.info.name)
-        elif isinstance(message, wire.StageFailed) and message.kind is wire.FailureKind.ENGINE:
-            self._engine_failed(pool, active, event.client.info, shown_reason(message))
 
     def _engine_failed(self, pool: StagePool, active: Active, info: ReplicaInfo, cause: str) -> None:
         """Count a failure of the replica, unless the request has failed elsewhere: then it is nobody's."""

@@ -331,13 +331,17 @@ class Requests:
         """Count the time for which nothing but the client's next segment is waited for: slots are held meanwhile."""
         segments = active.machine.segments
         waits = segments is not None and segments.waits_for_client and not active.machine.finished
-        if active.idle_timer is not None and not waits:
+        if waits == (active.idle_timer is not None):
+            return
+        if active.idle_timer is not None:
             active.idle_timer.cancel()
             active.idle_timer = None
-        elif active.idle_timer is None and waits:
+        else:
             idle = InputIdle(active.request.request_id)
             limit_s = self._config.stream_idle_timeout_s
             active.idle_timer = asyncio.get_running_loop().call_later(limit_s, self._post, idle)
+        if active.request.on_input_wait is not None:
+            active.request.on_input_wait(waits)
 
     def _end_idle(self, request_id: str) -> None:
         active = self.active.get(request_id)

@@ -19,6 +19,8 @@ TURN_S: Final = 30.0
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
 _REVIEW_S: Final = 1.0
+#: Who has answered is looked up at most so often, however many records come at once.
+_LOOK_S: Final = 0.1
 
 
 def most_unanswered(descriptors: int) -> int:
@@ -40,6 +42,7 @@ class AttachLimits:
         self._not_before_s = float("-inf")
         #: When those that wait are looked at next.
         self._review_s = float("-inf")
+        self._look_s = float("-inf")
 
     def __repr__(self) -> str:
         return f"AttachLimits({len(self._waiting)} waiting, {len(self._unanswered)} unanswered)"
@@ -53,7 +56,7 @@ class AttachLimits:
         """Why the replica may not be connected to now, so that it waits; empty if it may."""
         if now_s < self._not_before_s:
             reason = "this hub has no file descriptor left for it"
-        elif not self._has_room():
+        elif not self._has_room(now_s):
             reason = f"it waits for its turn: {self._most_unanswered} others have never answered"
         else:
             return ""
@@ -85,13 +88,14 @@ class AttachLimits:
         """Return those that wait, to be tried in this order, and those that must give their turn to them before."""
         self._review_s = now_s + _REVIEW_S
         waiting = [] if now_s < self._not_before_s else list(self._waiting)
-        if not waiting or self._has_room():
+        self._look_s = now_s
+        if not waiting or self._has_room(now_s):
             return waiting, []
         overdue = [addr for addr, since_s in self._unanswered.items() if now_s - since_s >= TURN_S]
         return waiting, overdue[: len(waiting)]
 
-    def _has_room(self) -> bool:
-        if len(self._unanswered) < self._most_unanswered:
-            return True
-        self._unanswered = {addr: at_s for addr, at_s in self._unanswered.items() if not self._has_answered(addr)}
+    def _has_room(self, now_s: float) -> bool:
+        if len(self._unanswered) >= self._most_unanswered and now_s >= self._look_s:
+            self._look_s = now_s + _LOOK_S
+            self._unanswered = {addr: at_s for addr, at_s in self._unanswered.items() if not self._has_answered(addr)}
         return len(self._unanswered) < self._most_unanswered

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hub.config import OutOfSocketsError
@@ -46,6 +46,16 @@ class ViewChanged:
         mine, others = self.view, other.view
         is_same = (mine.history, mine.cluster_id) == (others.history, others.cluster_id)
         return is_same and mine.revision < others.revision
+
+    def followed_by(self, later: ViewChanged) -> ViewChanged:
+        """The later view, with both changes where they are known to follow each other and no replica came or went."""
+        first, second = self.delta, later.delta
+        came_or_went = first.added or first.removed or second.added or second.removed
+        if came_or_went or second.since_revision is None or second.since_revision != self.view.revision:
+            return later
+        updated = {_replica(info): info for info in (*first.updated, *second.updated)}
+        delta = replace(second, updated=tuple(updated.values()), since_revision=first.since_revision)
+        return ViewChanged(later.view, delta)
 
 
 def _descriptors() -> int:
@@ -108,7 +118,7 @@ class Membership:
         #: Replicas that left without goodbye, for the hub's report.
         self._lost = lost or LostReplicas()
         #: Replicas that are not picked because of what they run.
-        self.mismatched = MismatchedReplicas(pools, owner.serves_document)
+        self.mismatched = MismatchedReplicas(pools, owner.serves_document, self._life_has_answered)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
@@ -228,6 +238,8 @@ class Membership:
             self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
         if self._limits.next_review_s is not None:
             self._attach_waiting()
+        if self.mismatched.is_disputed:
+            self.check_mismatches()
 
     def _attach_waiting(self) -> None:
         waiting, overdue = self._limits.review(self._now())
@@ -255,6 +267,12 @@ class Membership:
         entry = self._pools.of(info).core.members.entries.get(info.input_addr)
         is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
         return is_known and entry is not None and entry.answers
+
+    def _life_has_answered(self, info: ReplicaInfo) -> bool:
+        """Whether this life of a replica has ever had a session."""
+        entry = self._pools.of(info).core.members.entries.get(info.input_addr)
+        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        return is_known and entry is not None and entry.first_up_s is not None
 
     def _has_answered(self, addr: str) -> bool:
         """Whether the client of an address has ever had a session, or is gone."""

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from hub.config import HubConfig, SendFailedError
@@ -114,6 +115,11 @@ class DeadlineQueue:
             self._timer = self._loop.call_at(due_s, self._run_due)
 
 
+#: Aborts that are repeated at one time, and that are kept in all: a replica that acknowledges none costs no more.
+_MOST_REPEATED: Final = 64
+_MOST_ABORTS: Final = 16_384
+
+
 class PendingAborts:
     """Aborts that the replica has not acknowledged, by request, with the attempt up to which it is to stop."""
 
@@ -129,6 +135,10 @@ class PendingAborts:
         """The replica is to stop the request's attempts up to this one."""
         self._attempts[request_id] = max(attempt, self._attempts.get(request_id, -1))
         self._abandoned.discard(request_id)
+        if len(self._attempts) > _MOST_ABORTS:
+            oldest = next(iter(self._attempts))
+            del self._attempts[oldest]
+            self._abandoned.discard(oldest)
 
     def acknowledge_abort(self, request_id: str, attempt: int) -> bool:
         """The replica has stopped up to ``attempt``. Return whether that completes an abort that was waited for."""
@@ -140,8 +150,16 @@ class PendingAborts:
         return was_awaited
 
     def open_aborts(self) -> list[tuple[str, int]]:
-        """All aborts to repeat, as (request id, attempt), oldest first."""
+        """All aborts, as (request id, attempt), for a new session."""
         return list(self._attempts.items())
+
+    def aborts_to_repeat(self) -> list[tuple[str, int]]:
+        """Some aborts, as (request id, attempt): those that have not been repeated for the longest time."""
+        due = list(islice(self._attempts.items(), _MOST_REPEATED))
+        for request_id, attempt in due:
+            del self._attempts[request_id]
+            self._attempts[request_id] = attempt
+        return due
 
     def abandon_aborts(self) -> list[str]:
         """The replica's process is gone: stop waiting, and return the requests whose aborts were waited for."""

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -32,9 +33,13 @@ ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 #: As a plain number: what a mask of zmq's own kind costs is felt with every message.
 _POLLIN: Final = int(zmq.POLLIN)
 #: Messages, and about how many bytes, taken from one socket before the other sockets and tasks get their turn: whoever
-#: bounds what waits for a client must see it as it comes.
+#: bounds what waits for a client must see it as it comes. A byte of a head counts for several: it is decoded.
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
+_HEAD_BYTE: Final = 8
+#: A turn that has used more processor time than this is followed by a rest as long as itself: one replica that floods
+#: its hubs takes half of their time at most.
+_LONG_TURN_S: Final = 0.02
 #: What a lost connection had brought is handled at once up to this; what is behind that counts as lost with it.
 _MOST_DRAINED_BYTES: Final = 256 << 20
 #: After so many attempts that have timed out the pauses grow, up to this.
@@ -86,7 +91,8 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._drain_due = self._is_draining = False
-        self._loop.add_reader(self._fd, self._drain)
+        self._rest: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._fd, self._look)
         # What came before the reader was set has already used up its edge.
         self._look_again()
 
@@ -110,22 +116,43 @@ class LoopSocket:
         """Take in what has arrived, up to 256 MiB of it; the rest comes in turns, as always."""
         left_bytes = _MOST_DRAINED_BYTES
         while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
-            left_bytes -= self._drain()
+            left_bytes -= self._take_batch()
+        self._look_again()
 
     def close(self) -> None:
         """Close without waiting for unsent messages. Idempotent."""
         if not self.socket.closed:
             self._loop.remove_reader(self._fd)
             self.socket.close(linger=0)
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
 
     def _look_again(self) -> None:
-        if not self._drain_due and not self.socket.closed and _has_messages(self.socket):
+        if not self._drain_due and self._rest is None and not self.socket.closed and _has_messages(self.socket):
             self._drain_due = True
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._look)
 
-    def _drain(self) -> int:
-        """Take in some messages; return the size of what was attached to them."""
-        self._drain_due, self._is_draining = False, True
+    def _look(self) -> None:
+        """Take in a batch, then let the others have their turn. An edge that comes in a rest is found at its end."""
+        self._drain_due = False
+        if self._rest is not None or self.socket.closed:
+            return
+        began_s = time.thread_time()
+        self._take_batch()
+        took_s = time.thread_time() - began_s
+        if took_s > _LONG_TURN_S and not self.socket.closed:
+            self._rest = self._loop.call_later(took_s, self._end_rest)
+        else:
+            self._look_again()
+
+    def _end_rest(self) -> None:
+        self._rest = None
+        self._look()
+
+    def _take_batch(self) -> int:
+        """Take in some messages; return about how many bytes they were."""
+        self._is_draining = True
         size_bytes = 0
         try:
             for _ in range(_BATCH):
@@ -135,8 +162,7 @@ class LoopSocket:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
                 except zmq.Again:
                     return size_bytes
-                if len(frames) > 1:
-                    size_bytes += sum(map(len, frames))
+                size_bytes += len(frames[0]) * _HEAD_BYTE + (sum(map(len, frames[1:])) if len(frames) > 1 else 0)
                 try:
                     self._on_frames(frames)
                 except Exception:
@@ -144,7 +170,6 @@ class LoopSocket:
                     logger.exception("socket.bug")
         finally:
             self._is_draining = False
-        self._look_again()
         return size_bytes
 
 
@@ -332,7 +357,7 @@ def _configure(socket: zmq.Socket[bytes], identity: str, keys: tuple[KeyPair, st
     # Nothing is queued for a connection that is not there: a send that fails has certainly not run.
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.SNDHWM, config.send_queue)
-    socket.setsockopt(zmq.RCVHWM, config.send_queue)
+    socket.setsockopt(zmq.RCVHWM, config.receive_queue)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_ATTACHMENT_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, _ms(config.reconnect_min_s))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hub.config import HubConfig, NotConnectedError, SendFailedError
@@ -189,7 +189,7 @@ class StageClient:
         self._ticker = None
         try:
             if self.session_up:
-                self._send_aborts()
+                self._send_aborts(self._aborts.aborts_to_repeat())
             else:
                 self._try_again()
         finally:
@@ -215,7 +215,7 @@ class StageClient:
                 case SendToReplica(socket, message):
                     self._send(socket, message)
                 case SessionOpened(queue_length, is_gated):
-                    self._send_aborts()
+                    self._send_aborts(self._aborts.open_aborts())
                     released, self._to_release = self._to_release, []
                     for request_id in released:
                         self.release_payloads(request_id)
@@ -295,8 +295,8 @@ class StageClient:
     def _send_frames(self, frames: Sequence[bytes]) -> None:
         self._connections["input"].send(frames)
 
-    def _send_aborts(self) -> None:
-        for request_id, attempt in self._aborts.open_aborts():
+    def _send_aborts(self, aborts: Iterable[tuple[str, int]]) -> None:
+        for request_id, attempt in aborts:
             self._send("input", wire.Abort(epoch=self.info.epoch, request_id=request_id, attempt=attempt))
 
     def _forget_sent(self) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 
 #: After a view the loop has this many times as long for everything else.
 _REST: Final = 4.0
-#: The longest pause: a replica that has gone is not picked for longer than its own silence takes to show.
+#: The longest pause, unless the view itself took longer: a replica that has gone is not picked for longer than its own
+#: silence takes to show.
 _MOST_S: Final = 0.25
 
 
@@ -25,7 +26,8 @@ class ViewPace:
 
     def applied(self, began_s: float, ended_s: float) -> None:
         """A view was applied between these moments."""
-        self._not_before_s = ended_s + min(_MOST_S, _REST * (ended_s - began_s))
+        took_s = ended_s - began_s
+        self._not_before_s = ended_s + max(took_s, min(_MOST_S, _REST * took_s))
 
     def delay_s(self, now_s: float) -> float:
         """How long the next view has to wait."""

@@ -91,11 +91,12 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A dispatch has left for a replica."""
+    """A dispatch has left for a replica. ``deterministic``: its record says that its output can be made again."""
 
     stage_id: int
     attempt: int
     replica: ReplicaRef
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,8 @@ class Dispatch:
     A replica in ``slow`` is picked only if no other can be. ``resume`` is the part of the stage's answer that the
     client has seen: the replica continues behind it. ``is_retry``: the work may have run before, so it draws on the
     retry budget. ``segmented``: more input may come, by Update. ``blamed_for``: the work is a suspect for the end of
-    these replicas, so it is tried at one where it can do little harm; see hub/pool/probation.py.
+    these replicas, so it is tried at one where it can do little harm; see hub/pool/probation.py. ``seed`` goes with the
+    parameters to a replica that is deterministic, if they have none, and after that to any (``has_had_seed``).
     """
 
     stage_id: int
@@ -202,6 +204,16 @@ class Dispatch:
     stream_to: tuple[int, ...] = ()
     segmented: bool = False
     blamed_for: tuple[ReplicaRef, ...] = ()
+    seed: int = 0
+    has_had_seed: bool = False
+
+    def params_for(self, *, deterministic: bool) -> dict[str, Any]:
+        """The parameters for a replica: with the request's seed where that lets another repeat what this one does."""
+        params = dict(self.params)
+        is_wanted = (deterministic and not self.segmented) or self.has_had_seed
+        if is_wanted and params.get("seed") is None:
+            params["seed"] = self.seed
+        return params
 
 
 @dataclass(frozen=True, slots=True)

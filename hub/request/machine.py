@@ -24,9 +24,9 @@ from hub.request.pieces import (
     consumers_of_pieces,
     end_pieces,
     flow,
-    is_output_of_pieces_shown,
     producer_at_fault,
     repeat_pieces,
+    stage_in_doubt,
 )
 from hub.request.retry import (
     Decision,
@@ -203,8 +203,8 @@ class RequestMachine:
 
     def _of_stage(self, run: StageRun, event: StageEvent, now_s: float) -> list[Action]:
         match event:
-            case ev.Sent(replica=replica):
-                return self._sent(run, replica, now_s)
+            case ev.Sent(replica=replica, deterministic=deterministic):
+                return self._sent(run, replica, now_s, deterministic=deterministic)
             case ev.SessionBack():
                 repeated = self._repeat_segment(run) + repeat_pieces(self.state, run)
                 return [*repeated, *pause_or_resume(self.state, run, again=True)]
@@ -293,6 +293,8 @@ class RequestMachine:
             stream_to=self._plan.pieces_to(run.stage_id),
             segmented=self.state.segments is not None,
             blamed_for=tuple(run.blamed_for),
+            seed=self.state.seed,
+            has_had_seed=run.stage_id in self.state.seeded,
         )
 
     def _dispatch_if_ready(self, run: StageRun, now_s: float) -> list[Action]:
@@ -301,8 +303,11 @@ class RequestMachine:
             return []
         return [self._dispatch(run, now_s)]
 
-    def _sent(self, run: StageRun, replica: ev.ReplicaRef, now_s: float) -> list[Action]:
-        run.sent(replica, now_s, hands_over=bool(self._plan.next_stages[run.stage_id]))
+    def _sent(self, run: StageRun, replica: ev.ReplicaRef, now_s: float, *, deterministic: bool) -> list[Action]:
+        hands_over, is_whole = bool(self._plan.next_stages[run.stage_id]), self.state.segments is None
+        run.sent(replica, now_s, hands_over=hands_over, deterministic=deterministic and is_whole)
+        if (deterministic and is_whole) or run.stage_id in self.state.seeded:
+            self.state.note_seed(run.stage_id)
         self.state.tried[str(replica)] = None
         self.state.public.stage_submit_ts[run.stage_id] = now_s
         self.state.note(run, "queue", now_s - run.dispatched_at_s)
@@ -329,8 +334,15 @@ class RequestMachine:
         run.next_seq += 1
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
+        if run.replay is not None:
+            rest = run.replay.rest_of(message, attachments)
+            if rest.difference:
+                return self._fail_differing(run, rest.difference, now_s)
+            if rest.is_empty:
+                return []
+            message, attachments = rest.message, rest.attachments
         is_first = message.seq == 0 and not self.state.request_shown
-        run.seen.add(message, attachments)
+        run.seen.add(message, attachments, keep_marks=run.deterministic)
         replica, shown_id = str(run.replica), self.state.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
@@ -350,6 +362,8 @@ class RequestMachine:
             return self._gap(run, message.seq, now_s)
         if run.next_seq < run.skip:
             return self._lost_at(run, "it made less than had been shown before", now_s)
+        if run.replay is not None and (shortage := run.replay.shortage):
+            return self._fail_differing(run, shortage, now_s)
         if segments is not None and not segments.is_ending(run.stage_id):
             return self._lost_at(run, "it ended before the last segment", now_s)
         run.to(Phase.DONE)
@@ -358,7 +372,8 @@ class RequestMachine:
         self.state.note_end(run, message.timings_s, now_s)
         actions: list[Action] = []
         modality = self._plan.finals.get(run.stage_id)
-        if modality is not None:
+        # It may have ended before, and have run again for the sake of a hand-off that was lost.
+        if modality is not None and not run.seen.ended:
             run.seen.ended = True
             self.state.public.finished_final_output_stage_ids.add(run.stage_id)
             replica, shown_id = str(run.replica), self.state.shown_id
@@ -428,10 +443,21 @@ class RequestMachine:
                 actions.append(ev.Abort(consumer.stage_id, consumer.attempt, consumer.replica))
             _back_to_waiting(consumer)
             consumer.replica = None
+            # Of other pieces it may well make something else than was shown.
+            consumer.deterministic = consumer.deterministic and (run.deterministic or not consumer.seen)
             actions += self._withdraw_pieces(consumer) + flow(self.state, consumer)
         return actions
 
     # ---- losses
+
+    def _fail_differing(self, run: StageRun, difference: str, now_s: float) -> list[Action]:
+        """What was shown came out otherwise when it was made again: the rest would not fit, so the request ends."""
+        text = f"stage {run.stage_id} replica {run.replica}: it did a lost replica's work again, and {difference}"
+        lost = f"; that was needed because of this: {run.failure}" if run.failure is not None else ""
+        advice = f"if this goes on, stage {run.stage_id} or one before it is not deterministic as it is declared"
+        error = ReplicaLostError(f"{text}; ask again; {advice}{lost}")
+        run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
+        return self._finish(Outcome.FAILED, error, now_s)
 
     def _gap(self, run: StageRun, seq: int, now_s: float) -> list[Action]:
         """A part of the output is missing."""
@@ -478,8 +504,13 @@ class RequestMachine:
 
     def _decision_on(self, run: StageRun, kind: wire.FailureKind | None) -> Decision:
         """The retry rule's decision if the stage's attempt fails now; ``kind`` None: it will not be answered."""
-        shown, pieces_shown = self.state.request_shown, is_output_of_pieces_shown(self.state, run)
-        loss = run.loss(kind, self.state.attempts, request_shown=shown, pieces_shown=pieces_shown)
+        loss = run.loss(
+            kind,
+            self.state.attempts,
+            request_shown=self.state.request_shown,
+            all_deterministic=self.state.all_deterministic,
+            in_doubt=stage_in_doubt(self.state, run),
+        )
         segments = self.state.segments
         return decide(loss) if segments is None else segments.decide(run.stage_id, loss)
 

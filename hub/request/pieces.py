@@ -76,20 +76,29 @@ def flow(state: RequestState, consumer: StageRun) -> list[Action]:
     return actions
 
 
-def is_output_of_pieces_shown(state: RequestState, run: StageRun) -> bool:
-    """Whether the client has seen output that was made of the stage's pieces and that a new attempt may not reproduce.
+def stage_in_doubt(state: RequestState, run: StageRun) -> int | None:
+    """The stage for whose sake a new attempt may not reproduce output that was made of the stage's pieces and shown.
 
-    A new attempt reproduces it where the client has also seen the stage's own output: it continues behind that.
+    None: there is no such output, or it is reproduced. That is so where all stages on the way to it are deterministic,
+    and where the client has also seen the stage's own output, behind which the new attempt continues.
     """
-    exact = run.seen.kind in (Shown.TOKENS, Shown.PIECES)
+    return _in_doubt(state, run, None if run.deterministic else run.stage_id)
+
+
+def _in_doubt(state: RequestState, run: StageRun, doubtful: int | None) -> int | None:
+    """``doubtful`` is the first stage on the way to ``run`` that is not deterministic."""
+    is_continued = run.seen.kind in (Shown.TOKENS, Shown.PIECES)
     for consumer in consumers_of_pieces(state, run):
         if consumer.settled:
             continue
-        if consumer.seen and (not exact or consumer.seen.kind is Shown.OTHER):
-            return True
-        if is_output_of_pieces_shown(state, consumer):
-            return True
-    return False
+        first = consumer.stage_id if doubtful is None and not consumer.deterministic else doubtful
+        can_go_on = first is None or (is_continued and consumer.seen.kind is not Shown.OTHER)
+        if consumer.seen and not can_go_on:
+            return first
+        found = _in_doubt(state, consumer, first)
+        if found is not None:
+            return found
+    return None
 
 
 def producer_at_fault(state: RequestState, run: StageRun) -> StageRun | None:

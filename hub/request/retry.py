@@ -47,6 +47,7 @@ class Verdict(Enum):
     """The decision on failed work."""
 
     #: Dispatch the stage to another replica, with the hand-offs that were kept; shown pieces are dropped.
+    #: A deterministic stage's are compared with what it makes now.
     AGAIN = auto()
     #: Dispatch the stage to another replica, which continues the output that was shown.
     CONTINUE = auto()
@@ -72,8 +73,12 @@ class Loss:
     shown: Shown
     #: The client has seen output of any stage.
     request_shown: bool
-    #: The client has seen output that other stages made of its first pieces, and another attempt may make other pieces.
-    pieces_shown: bool = False
+    #: Every replica that has worked on the stage declares that it makes the same again; so do those of all stages.
+    deterministic: bool = False
+    all_deterministic: bool = False
+    #: The client has seen output that other stages made of its first pieces, and it can't be made again, because this
+    #: stage on the way from here to there is not deterministic. None: there is no such output, or it can be.
+    in_doubt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,10 @@ def decide(loss: Loss) -> Decision:
     """The retry rule.
 
     Hand-offs stay where they were made until the request ends, so a failed stage is repeated by itself, whatever output
-    of other stages was shown. The client never gets an output twice: an answer in tokens is continued, equal pieces are
-    dropped, any other output fails the request. Only where a hand-off is gone is the whole request restarted, and only
-    if no output at all was shown.
+    of other stages was shown. The client never gets an output twice: a deterministic stage runs again, and what was
+    shown is dropped; of any other stage an answer in tokens is continued, equal pieces are dropped, and all else fails
+    the request. Only where a hand-off is gone is the whole request restarted, and only if no output at all was shown or
+    all stages are deterministic.
     """
     if loss.permanent:
         return Decision(Verdict.FAIL)
@@ -104,12 +110,18 @@ def decide(loss: Loss) -> Decision:
     if loss.exhausted:
         return Decision(Verdict.FAIL, "no attempts are left")
     if loss.handoff_gone:
-        if loss.request_shown:
+        if loss.request_shown and not loss.all_deterministic:
             return Decision(Verdict.FAIL, "what made the hand-off was shown already and is not made twice")
         return Decision(Verdict.RESTART)
-    if loss.pieces_shown:
-        return Decision(Verdict.FAIL, "what came of its first pieces was shown, and they are not sure to be made again")
-    match loss.shown:
+    if loss.in_doubt is not None:
+        why = "what came of its first pieces was shown, and they are not sure to be made again"
+        return Decision(Verdict.FAIL, f"{why}: stage {loss.in_doubt} is not declared deterministic")
+    return Decision(Verdict.AGAIN) if loss.deterministic else _by_output(loss.shown)
+
+
+def _by_output(shown: Shown) -> Decision:
+    """The decision on a stage that is not deterministic, by what of it was shown."""
+    match shown:
         case Shown.NOTHING | Shown.PIECES:
             return Decision(Verdict.AGAIN)
         case Shown.TOKENS:

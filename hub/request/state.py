@@ -16,10 +16,12 @@ from hub.request.companions import Companions
 from hub.request.events import Abort, Action, ReleasePayload, ReplicaRef
 from hub.request.outputs import name_of, with_replica
 from hub.request.plan import RequestPlan
+from hub.request.replay import Mark, Replay, mark_of
 from hub.request.retry import Loss, Shown, is_permanent, is_poison, is_suspicious
 from hub.request.segments import Segments
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
+from omni_discovery.inputs.seeds import SEED_BITS, seed_of
 from omni_discovery.wire import PayloadRef
 
 
@@ -167,12 +169,16 @@ class Seen:
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     attached: bool = False
+    #: What is kept of the attachments of a deterministic stage, to compare them with those of another attempt.
+    marks: list[Mark] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self.ended or self.chunks > 0
 
-    def add(self, message: wire.Chunk, attachments: Sequence[bytes]) -> None:
+    def add(self, message: wire.Chunk, attachments: Sequence[bytes], *, keep_marks: bool) -> None:
         """The client is shown this chunk."""
+        if keep_marks:
+            self.marks += [mark_of(message.mime, file) for file in attachments]
         self.chunks += 1
         self.token_ids += message.token_ids
         if message.text:
@@ -193,6 +199,10 @@ class Seen:
         if self.kind is not Shown.TOKENS:
             return None
         return wire.Resume(token_ids=tuple(self.token_ids), text="".join(self.texts))
+
+    def replay(self) -> Replay:
+        """The comparison of another attempt's output with this."""
+        return Replay(self.chunks, tuple(self.token_ids), "".join(self.texts), tuple(self.marks))
 
 
 @dataclass(slots=True, repr=False)
@@ -218,6 +228,10 @@ class StageRun:
     pause_sent: bool | None = None
     #: How many chunks of this attempt the client has had from an earlier one: they are dropped.
     skip: int = 0
+    #: Whether every replica that this was sent to declares that it makes the same output again.
+    deterministic: bool = True
+    #: What the client has had from an earlier attempt of a deterministic stage: this one has to begin with it.
+    replay: Replay | None = None
     #: The hand-offs that the stages before left for this one, by stage.
     handed: dict[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
     #: The hand-offs that come from the stages before in pieces, by stage.
@@ -266,26 +280,34 @@ class StageRun:
 
     def begin_attempt(self, now_s: float) -> wire.Resume | None:
         """Count the next attempt and forget the last one's progress; return the output that it has to continue."""
-        resume = self.seen.resume()
+        resume = None if self.deterministic else self.seen.resume()
+        self.replay = self.seen.replay() if self.deterministic and self.seen else None
         self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
         self.had_company = False
         for relay in self.streams.values():
             relay.reset_consumer()
-        self.skip = self.seen.chunks if resume is None else 0
+        self.skip = self.seen.chunks if resume is None and self.replay is None else 0
         self.attempt += 1
         self.dispatched_at_s = now_s
         return resume
 
-    def sent(self, replica: ReplicaRef, now_s: float, *, hands_over: bool) -> None:
+    def sent(self, replica: ReplicaRef, now_s: float, *, hands_over: bool, deterministic: bool) -> None:
         """The attempt has left for a replica; with ``hands_over`` that keeps a hand-off for later stages."""
         self.replica, self.sent_at_s = replica, now_s
+        self.deterministic = self.deterministic and deterministic
         if not self.seen:
             self.began_at_s = now_s
         if hands_over:
             self.holders[replica.input_addr] = replica
 
     def loss(
-        self, kind: wire.FailureKind | None, attempts: int, *, request_shown: bool, pieces_shown: bool = False
+        self,
+        kind: wire.FailureKind | None,
+        attempts: int,
+        *,
+        request_shown: bool,
+        all_deterministic: bool = False,
+        in_doubt: int | None = None,
     ) -> Loss:
         """The facts for the retry rule if the attempt fails now; ``kind`` None: it will not be answered."""
         return Loss(
@@ -296,7 +318,9 @@ class StageRun:
             handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
             shown=self.seen.kind,
             request_shown=request_shown,
-            pieces_shown=pieces_shown,
+            deterministic=self.deterministic,
+            all_deterministic=all_deterministic,
+            in_doubt=in_doubt,
         )
 
     @property
@@ -326,7 +350,7 @@ class StageRun:
 
     def reset(self) -> None:
         """Forget the attempt and the hand-offs; keep the phase, the counts and the replicas to avoid."""
-        self.replica, self.next_seq, self.skip = None, 0, 0
+        self.replica, self.next_seq, self.skip, self.replay = None, 0, 0, None
         self.handed, self.streams, self.holders = {}, {}, {}
 
 
@@ -359,6 +383,11 @@ class RequestState:
         self.plan = plan
         self.params = params
         self.attempts = attempts
+        #: For whatever is drawn at random in deterministic stages, if the client names no seed: one for all attempts.
+        #: Below 2**62, as the seeds that clients may give.
+        self.seed = seed_of(request_id) >> (SEED_BITS - 62)
+        #: The stages that were sent it: all their attempts get it.
+        self.seeded: set[int] = set()
         self.shown_id = shown_id or request_id
         self.priority = priority
         self.is_companion = is_companion
@@ -395,6 +424,13 @@ class RequestState:
         return any(run.seen for run in self.runs.values())
 
     @property
+    def all_deterministic(self) -> bool:
+        """Whether the whole request, run again, makes the same output again."""
+        if self.segments is not None or self.companions.prompts or self.is_companion:
+            return False
+        return all(run.deterministic for run in self.runs.values())
+
+    @property
     def replicas(self) -> tuple[str, ...]:
         """The replicas that have accepted the present attempts of its stages, or have done them, in stage order."""
         has_it = (Phase.ACCEPTED, Phase.DONE)
@@ -410,6 +446,14 @@ class RequestState:
         """Replace the sampling parameters; stages that were dispatched already keep theirs."""
         self.params = params
         self.public.sampling_params_list = [params.get(stage_id, {}) for stage_id in self.plan.stages]
+
+    def note_seed(self, stage_id: int) -> None:
+        """Show that a stage was sent the request's seed, in ``public.sampling_params_list``."""
+        shown, place = list(self.public.sampling_params_list), self.plan.stages.index(stage_id)
+        if shown[place].get("seed") is None:
+            self.seeded.add(stage_id)
+            shown[place] = {**shown[place], "seed": self.seed}
+            self.public.sampling_params_list = shown
 
     def inputs_of(self, stage_id: int) -> Mapping[str, Any]:
         """The client's input for the stage's next dispatch."""

@@ -11,15 +11,24 @@ from typing import Any, Final
 import msgspec
 
 from hub.api.served_stage import serving_stage
-from hub.serve.foreign_flags import serves_model_alone, stage_of_model
+from hub.serve.foreign_flags import engine_args_of, served_name, serves_model_alone, stage_of_model
+from hub.serve.vllm_omni.resolve import (
+    add_omni_options,
+    asks_vllm_omni,
+    check_omni_options,
+    python_of_omni,
+    resolve_document,
+    resolve_request,
+    without_python,
+)
 from omni_discovery.commands.registry import ANSWER_S, read_bounds, read_security
 from omni_discovery.deploy.dialect import merged
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy, read_deploy
 from omni_discovery.deploy.load import load_deploy, locate_model
-from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_shm_threshold
+from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_async_chunk, with_shm_threshold
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.check import check_registry
+from omni_discovery.etcd.check import check_registry, waiting_hosts
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.records.keys import pipeline_key
 
@@ -66,7 +75,7 @@ def add_document_options(group: argparse._ActionsContainer) -> None:
         metavar="N",
         help="shorter hand-offs travel inside messages, others by the connector; for connectors that do not say it",
     )
-    group.add_argument("--omni", action="store_true", help="changes nothing: taken from commands of vLLM-Omni")
+    add_omni_options(group)
 
 
 def merge_names(arguments: argparse.Namespace) -> None:
@@ -96,6 +105,7 @@ def check_document_options(arguments: argparse.Namespace) -> None:
     if threshold is not None and threshold < 0:
         raise ConfigError(f"--shm-threshold-bytes is {threshold}; right would be 0 or more")
     _sampling_params(arguments)
+    check_omni_options(arguments)
 
 
 def joins_pipeline(arguments: argparse.Namespace) -> bool:
@@ -105,13 +115,15 @@ def joins_pipeline(arguments: argparse.Namespace) -> bool:
 
 
 def document_of(arguments: argparse.Namespace) -> DeployConfig:
-    """The deploy document of the flags: ``--deploy-config``, one vLLM stage of MODEL, or the one in force.
+    """The deploy document of the flags: ``--deploy-config``, what MODEL is, or the one in force.
 
     Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
     """
     if joins_pipeline(arguments):
         return with_flags(_document_in_force(arguments), arguments)
     overrides = document_overrides(arguments)
+    if asks_vllm_omni(arguments):
+        return _document_of_vllm_omni(arguments, overrides)
     if serves_model_alone(arguments):
         deploy = read_deploy(stage_of_model(arguments), "MODEL", overrides)
     else:
@@ -119,10 +131,39 @@ def document_of(arguments: argparse.Namespace) -> DeployConfig:
     return _with_flags(deploy, arguments)
 
 
+def _document_of_vllm_omni(arguments: argparse.Namespace, overrides: dict[int, dict[str, Any]]) -> DeployConfig:
+    """What vLLM-Omni makes of MODEL and its deploy file; without a Python to ask, the one of this model in force."""
+    engine_args = engine_args_of(arguments.foreign)
+    if python := python_of_omni(arguments):
+        request = resolve_request(arguments, engine_args, served_name(arguments.foreign), overrides)
+        return _with_flags(resolve_document(python, request), arguments)
+    if not arguments.etcd_endpoints:
+        raise without_python(arguments)
+    if _pipeline_in_force(arguments) is None:
+        raise without_python(arguments, waiting_hosts(_registry_of(arguments)))
+    deploy = _document_in_force(arguments)
+    if str(arguments.model) not in (deploy.model, *(stage.model for stage in deploy.stages)):
+        raise ConfigError(
+            f"namespace {arguments.namespace!r} serves {deploy.served_name}, not {arguments.model}: give this hub a"
+            " --namespace of its own, or leave MODEL out to serve what is in force (--hub-only)"
+        )
+    if engine_args:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in engine_args)
+        raise ConfigError(f"{flags}: part of the pipeline, which etcd has already: say it to the hub that resolves it")
+    return with_flags(deploy, arguments)
+
+
+def _registry_of(arguments: argparse.Namespace) -> RegistryConfig:
+    return RegistryConfig(arguments.etcd_endpoints, arguments.namespace, read_security(arguments))
+
+
+def _pipeline_in_force(arguments: argparse.Namespace) -> bytes | None:
+    return check_registry(_registry_of(arguments), ANSWER_S)
+
+
 def _document_in_force(arguments: argparse.Namespace) -> DeployConfig:
     namespace = arguments.namespace
-    config = RegistryConfig(arguments.etcd_endpoints, namespace, read_security(arguments))
-    in_force = check_registry(config, ANSWER_S)
+    in_force = _pipeline_in_force(arguments)
     if in_force is None:
         raise ConfigError(
             f"namespace {namespace!r} has no pipeline yet: give --deploy-config YAML,"
@@ -155,7 +196,7 @@ def document_overrides(arguments: argparse.Namespace) -> dict[int, dict[str, Any
 
 def _with_flags(deploy: DeployConfig, arguments: argparse.Namespace) -> DeployConfig:
     if arguments.async_chunk is not None:
-        deploy = msgspec.structs.replace(deploy, async_chunk=arguments.async_chunk)
+        deploy = with_async_chunk(deploy, async_chunk=arguments.async_chunk)
     if arguments.shm_threshold_bytes is not None:
         deploy = with_shm_threshold(deploy, arguments.shm_threshold_bytes)
     return deploy

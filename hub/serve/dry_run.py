@@ -14,6 +14,7 @@ from omni_discovery.commands.registry import child_environment, read_bounds
 from omni_discovery.commands.stage_options import StageCheck, check_stage
 from omni_discovery.deploy.document import DeployConfig, StageConfig, decode_deploy, encode_deploy
 from omni_discovery.deploy.load import locate_model
+from omni_discovery.deploy.pieces import why_late
 from omni_discovery.deploy.topology import CPU, Topology, names_cpu, plan
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import RegistryTlsError, RegistryUnavailableError
@@ -163,16 +164,20 @@ def _layout(
         count = str(counts.get(stage.stage_id, 0))
         stages.append((str(stage.stage_id), stage.engine, stage.model or "-", before, stage.final_output, count))
     here = {stage.stage_id: stage for stage, _ in local_stages}
-    replicas: list[Row] = [("stage", "#", "devices", "free ports for")]
+    # Where no stage names a Python, all run in this one.
+    has_own = any(stage.runtime.own_python for stage in here.values())
+    replicas: list[Row] = [("stage", "#", "devices", *("python",) * has_own, "free ports for")]
     for each in topology.replicas:
         shares = inherited.get(each.stage_id, ())
         share = shares[each.ordinal] if each.ordinal < len(shares) else None
         devices = ",".join(each.devices) or _unnamed(arguments, here[each.stage_id], share)
-        replicas.append((str(each.stage_id), str(each.ordinal), devices, ", ".join(each.ports)))
+        python = (here[each.stage_id].runtime.own_python or "this one",) * has_own
+        replicas.append((str(each.stage_id), str(each.ordinal), devices, *python, ", ".join(each.ports)))
     edges: list[Row] = [("from", "to", "connector", "settings", "the next stage begins on")]
     for edge in topology.edges:
         settings = ", ".join(f"{name}={value}" for name, value in edge.settings.items()) or "defaults"
         begins = "the first piece" if edge.in_pieces else "the whole hand-off"
+        begins += ", answers at the last" if why_late(deploy, edge.from_stage, edge.to_stage) else ""
         edges.append((str(edge.from_stage), str(edge.to_stage), edge.connector, settings, begins))
     return [("stages", stages), ("replicas here", replicas), ("edges", edges)]
 

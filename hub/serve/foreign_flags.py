@@ -13,8 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hub.serve import vllm_flags, vllm_omni_flags
+from hub.serve import vllm_flags
 from hub.serve.vllm_flags import engine_value
+from hub.serve.vllm_omni import flags as vllm_omni_flags
+from hub.serve.vllm_omni.resolve import asks_vllm_omni
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.deploy.engine_args import argument_problems
 from omni_discovery.deploy.overrides import FLAG
@@ -100,7 +102,7 @@ def _add(
 def check_foreign(arguments: argparse.Namespace) -> None:
     """Raise ConfigError with an answer to each flag that has no meaning in this command."""
     answers = [*_answers(arguments.foreign)]
-    if not serves_model_alone(arguments):
+    if not (serves_model_alone(arguments) or asks_vllm_omni(arguments)):
         answers += _where_it_belongs(arguments.foreign, is_headless=arguments.headless)
     if len(answers) == 1:
         raise ConfigError(answers[0])
@@ -109,8 +111,9 @@ def check_foreign(arguments: argparse.Namespace) -> None:
 
 
 def serves_model_alone(arguments: argparse.Namespace) -> bool:
-    """Whether the command is ``omni serve MODEL``: one vLLM stage, no document."""
-    return bool(arguments.model) and arguments.deploy_config is None and not arguments.headless
+    """Whether the command is ``omni serve MODEL``: one vLLM stage, no document and no ``--omni``."""
+    has_document = arguments.deploy_config is not None or arguments.omni
+    return bool(arguments.model) and not has_document and not arguments.headless
 
 
 def _answers(flags: Sequence[ForeignFlag]) -> Iterable[str]:

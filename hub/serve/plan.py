@@ -16,7 +16,8 @@ from omni_discovery.commands.flags import RAY
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
-from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides
+from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides, with_omni_python
+from omni_discovery.deploy.pieces import late_edges
 from omni_discovery.deploy.topology import Topology, plan
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, check_packages, find_plugins
@@ -52,7 +53,7 @@ def stages_on_host(arguments: argparse.Namespace, deploy: DeployConfig) -> Stage
     stages = []
     for stage in () if arguments.hub_only else deploy.stages:
         if arguments.stage_id in (None, stage.stage_id):
-            override = overrides.get(stage.stage_id, {})
+            override = with_omni_python(stage, overrides.get(stage.stage_id, {}), arguments.omni_python)
             local = on_this_host(stage, override)
             stages.append((local, replica_count(arguments, local, override)))
     return stages
@@ -80,6 +81,8 @@ def plan_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stag
         logger.warning("deploy.engine_unknown %s", doubt)
     for doubt in doubtful_connectors(deploy, None, connectors):
         logger.warning("deploy.connector_unknown %s", doubt)
+    for warning in late_edges(deploy):
+        logger.warning("deploy.async_chunk %s", warning)
     topology = plan(deploy, local_stages, on_this_machine=on_this_machine)
     for warning in topology.warnings:
         logger.warning("deploy.devices %s", warning)

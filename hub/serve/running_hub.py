@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hub.config import HubConfig
+    from hub.replicas.factory import RemoteReplicaFactory
     from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.view.api_keys import OnApiKeys
@@ -145,8 +146,11 @@ class RunningHub:
         address: str,
         stopping: asyncio.Event,
         on_api_keys: OnApiKeys | None = None,
+        *,
+        remote_replica_factory: RemoteReplicaFactory | None = None,
     ) -> None:
         self._config = config
+        self._remote_replica_factory = remote_replica_factory
         #: Receives the API keys of etcd; None: nobody asks for any.
         self._on_api_keys = on_api_keys
         self._endpoints = endpoints
@@ -188,6 +192,7 @@ class RunningHub:
             # vLLM's server has the config and tokenizer of the model.
             fixed_models=config.api != OMNI_API,
             stories=self._stories,
+            remote_replica_factory=self._remote_replica_factory,
         )
         stack.callback(self._stories.flush)
         await omni.start()

@@ -66,6 +66,8 @@ class StageOptions(ReplicaOptions, frozen=True, kw_only=True):
     replica_address: str = ""
     #: Keys of the stage's ``runtime`` that differ on this host from the deploy document.
     runtime: dict[str, Any] = {}
+    #: The Python of this host with vLLM-Omni in it, which runs its stages; empty: the supervisor's.
+    omni_python: str = ""
     #: Processes of this machine, or actors of the Ray cluster at ``ray_address`` (empty for the one of this machine).
     worker_backend: str = PROCESSES
     ray_address: str = ""
@@ -104,6 +106,7 @@ def read_stage_options(
         stage_id=stage_id,
         count=count,
         runtime=dict(runtime),
+        omni_python=getattr(arguments, "omni_python", ""),
         endpoints=arguments.etcd_endpoints or "",
         namespace=arguments.namespace,
         security=read_security(arguments),

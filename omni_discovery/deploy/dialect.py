@@ -15,6 +15,9 @@ from typing import Any, Final
 from omni_discovery.deploy.lines import Problem, line_at, line_of_key, move_key, take_keys
 from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES
 
+#: The engine whose stages have to know whether the whole pipeline hands over in pieces, and the argument that says it.
+VLLM_OMNI: Final = "vllm-omni"
+ASYNC_CHUNK: Final = "async_chunk"
 #: The names of connectors that an edge may use without a declaration under ``connectors``.
 CONNECTORS: Final = tuple(sorted([*BUILT_IN_CONNECTORS, *CONNECTOR_ALIASES]))
 
@@ -133,8 +136,9 @@ def translate(
     if not isinstance(ours.get("stages"), list):
         return ours
     wide = take_keys(ours, _WIDE_KEYS)
+    in_pieces = ours.get(ASYNC_CHUNK) is True
     ours["stages"] = [
-        _translate_whole(stage, known, overrides, wide) if isinstance(stage, dict) else stage
+        _translate_whole(stage, known, overrides, wide, in_pieces=in_pieces) if isinstance(stage, dict) else stage
         for stage in ours["stages"]
     ]
     _lift_connectors(ours)
@@ -170,7 +174,7 @@ def translate_stage(stage: Mapping[str, Any], known: Known) -> dict[str, Any]:
 
 
 def _translate_whole(
-    stage: Mapping[str, Any], known: Known, overrides: Overrides, wide: Mapping[str, Any]
+    stage: Mapping[str, Any], known: Known, overrides: Overrides, wide: Mapping[str, Any], *, in_pieces: bool
 ) -> dict[str, Any]:
     ours = translate_stage(stage, known)
     stage_id = ours.get("stage_id")
@@ -178,6 +182,8 @@ def _translate_whole(
         ours = merged(ours, overrides.get(stage_id, {}))
     if wide and ours.get("engine") == "vllm":
         ours["engine_args"] = merged(dict(wide), ours.get("engine_args", {}))
+    if in_pieces and ours.get("engine") == VLLM_OMNI:
+        ours["engine_args"] = merged({ASYNC_CHUNK: True}, ours.get("engine_args", {}))
     return ours
 
 
@@ -202,7 +208,10 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
             of_stage = unknown_stage_keys(place, stage, known)
             problems += of_stage
             if "engine" not in stage and not any("'engine'" in problem.text for problem in of_stage):
-                missing = f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed"
+                missing = (
+                    f"{place}engine is missing: say vllm, diffusion, echo or another engine that is installed; a file"
+                    " in which no stage says one is vLLM-Omni's and needs MODEL before the flags"
+                )
                 problems.append(Problem(missing, line_at(document, ("stages", index))))
     for index, edge in enumerate(_list_of(document.get("edges"))):
         problems += _unknown_in(f"edges[{index}].", edge, known["edge"], "")

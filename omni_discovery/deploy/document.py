@@ -28,6 +28,7 @@ _RIGHT: Final = {
     "window_size": BOUND,
     "max_inflight": BOUND,
     "async_chunk": _YES_OR_NO,
+    "deterministic": _YES_OR_NO,
     "connector": "the name of one in 'connectors', or a connector's own, as TcpConnector",
     "stage_id": "a whole number from 0",
     "from": "the id of a stage",
@@ -48,7 +49,7 @@ _RIGHT: Final = {
     **dict.fromkeys(("stages", "edges"), "a list"),
 }
 _Config = TypeVar("_Config", bound=msgspec.Struct)
-_PLACE: Final = re.compile(r" - at `\$(.*)`$", re.DOTALL)
+_PLACE: Final = re.compile(r" - at `\$([^`]*)`$")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _LONGEST_VALUE: Final = 60
 
@@ -203,6 +204,8 @@ class StageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     default_sampling_params: dict[str, Any] = {}
     final_output: FinalOutput = "none"
     input_from: tuple[_StageId, ...] | None = None
+    #: Whether its output is a function of input and seed; unset: as its engine says.
+    deterministic: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class EdgeConfig(

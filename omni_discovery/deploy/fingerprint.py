@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -57,12 +58,16 @@ def _hash(content: bytes) -> str:
 OTHER_DOCUMENT: Final = "it runs another deploy document than the one in force"
 
 
-def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], bool]) -> list[tuple[ReplicaInfo, str]]:
+def mismatches(
+    listed: Iterable[ReplicaInfo],
+    knows: Callable[[ReplicaInfo], bool],
+    counts: Callable[[ReplicaInfo], bool] = lambda _info: True,
+) -> list[tuple[ReplicaInfo, str]]:
     """Return the replicas that must not be picked, each with the reason.
 
     A replica must not be picked if ``knows`` is false for it (its deploy document is not served), or if its model files
-    differ from the files that most replicas of the same document have loaded. In a tie, the files of the replica that
-    registered first count. All readers of the same records come to the same result.
+    differ from the files that most replicas of the same document have loaded. Only those of which ``counts`` is true
+    are counted: anybody may write a record. In a tie, the files of the replica whose record etcd saw first count.
     """
     found: list[tuple[ReplicaInfo, str]] = []
     alike: dict[tuple[int, str], dict[str, list[ReplicaInfo]]] = defaultdict(lambda: defaultdict(list))
@@ -73,7 +78,7 @@ def mismatches(listed: Iterable[ReplicaInfo], knows: Callable[[ReplicaInfo], boo
             alike[info.stage_id, info.fingerprint][info.content].append(info)
     for by_content in alike.values():
         if len(by_content) > 1:
-            right = max(by_content, key=lambda content: _claim(by_content[content]))
+            right = max(by_content, key=lambda content: _claim(by_content[content], counts))
             for content, infos in by_content.items():
                 if content != right:
                     why = f"it has loaded other files of its model ({content}) than most of its stage ({right})"
@@ -90,7 +95,8 @@ def mismatches_in_force(listed: Iterable[ReplicaInfo], pipeline: bytes | None) -
     return mismatches(listed, lambda info: not expected or info.fingerprint in ("", expected.get(info.stage_id)))
 
 
-def _claim(infos: list[ReplicaInfo]) -> tuple[int, float, str]:
+def _claim(infos: list[ReplicaInfo], counts: Callable[[ReplicaInfo], bool]) -> tuple[int, float, str]:
     able = [info for info in infos if info.takes_new_work]
-    first_s = min((info.registered_at for info in able), default=float("inf"))
-    return len(able), -first_s, infos[0].content
+    # Not the moment that a record claims for itself.
+    first = min((info.epoch for info in able), default=math.inf)
+    return sum(map(counts, able)), -first, infos[0].content

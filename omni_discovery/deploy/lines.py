@@ -15,7 +15,7 @@ import yaml
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _TEXT: Final = "tag:yaml.org,2002:str"
 #: ``${VAR}`` anywhere, ``$VAR`` as a whole part of a path or list.
-_VARIABLE: Final = re.compile(r"\$\{[A-Za-z_]\w*[^}]*\}|(?:^|(?<=[/:,=]))\$[A-Z_][A-Z0-9_]*(?=$|[/:,=])")
+_VARIABLE: Final = re.compile(r"\$\{[A-Za-z_][^}]{0,127}+\}|(?:^|(?<=[/:,=]))\$[A-Z_][A-Z0-9_]*(?=$|[/:,=])")
 #: Sampling parameters may hold any text, stop words for example.
 _FREE_TEXT: Final = frozenset(("default_sampling_params",))
 

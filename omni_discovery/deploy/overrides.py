@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.deploy.dialect import CONNECTORS, Overrides, merged, translate_stage, unknown_stage_keys
+from omni_discovery.deploy.dialect import (
+    ASYNC_CHUNK,
+    CONNECTORS,
+    VLLM_OMNI,
+    Overrides,
+    merged,
+    translate_stage,
+    unknown_stage_keys,
+)
 from omni_discovery.deploy.document import (
     DEFAULT_CONNECTOR,
     KNOWN_KEYS,
@@ -86,6 +94,22 @@ def document_here(deploy: DeployConfig, stage_id: int, runtime: Mapping[str, Any
     """The document in force with the ``runtime`` that one stage has on this host. Raise ConfigError."""
     stages = tuple(on_this_host(stage, runtime) if stage.stage_id == stage_id else stage for stage in deploy.stages)
     return msgspec.structs.replace(deploy, stages=stages)
+
+
+def with_async_chunk(deploy: DeployConfig, *, async_chunk: bool) -> DeployConfig:
+    """The document with another ``async_chunk``, also where a stage's engine has to know it."""
+    stages = [
+        msgspec.structs.replace(stage, engine_args={**stage.engine_args, ASYNC_CHUNK: async_chunk})
+        if stage.engine == VLLM_OMNI and (async_chunk or ASYNC_CHUNK in stage.engine_args)
+        else stage
+        for stage in deploy.stages
+    ]
+    return msgspec.structs.replace(deploy, async_chunk=async_chunk, stages=tuple(stages))
+
+
+def with_omni_python(stage: StageConfig, here: Mapping[str, Any], python: str) -> Mapping[str, Any]:
+    """The changes of a stage's ``runtime`` on this host, with the Python that has vLLM-Omni, if the stage needs it."""
+    return {"python": python, **here} if python and stage.engine == VLLM_OMNI else here
 
 
 def with_shm_threshold(deploy: DeployConfig, threshold_bytes: int) -> DeployConfig:

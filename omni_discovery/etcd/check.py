@@ -19,6 +19,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records import keys
 from omni_discovery.records.keys import namespace_prefix, pipeline_key, waits_prefix
 from omni_discovery.records.waits import describe_waits, waits_among
+from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,6 +90,22 @@ async def _check(config: RegistryConfig, patience_s: float, is_stopped: Callable
         return None
     finally:
         await kv.close()
+
+
+def waiting_hosts(config: RegistryConfig) -> list[str]:
+    """The hosts of the processes that say in the namespace what they wait for, sorted; none if that can't be read."""
+    return asyncio.run(_waiting_hosts(config))
+
+
+async def _waiting_hosts(config: RegistryConfig) -> list[str]:
+    kv = EtcdKV(config.endpoints, security=config.security, try_timeout_s=_TRY_S, call_timeout_s=_TRY_S)
+    try:
+        items = (await kv.list(waits_prefix(config.namespace))).items
+    except RegistryError:
+        return []
+    finally:
+        await kv.close()
+    return sorted({one_line(each.host) for each in waits_among(items, config.namespace)})
 
 
 def namespaces_in(listed: Iterable[str]) -> list[str]:

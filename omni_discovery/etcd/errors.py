@@ -7,6 +7,7 @@ from typing import Final
 import grpc
 
 from omni_discovery.errors import (
+    AnswerTooLargeError,
     CompactedError,
     LeaseNotFoundError,
     RegistryDeniedError,
@@ -40,6 +41,8 @@ _NEVER_RAN: Final = (
     "etcdserver: not ready",
     "etcdserver: too many requests",
 )
+#: gRPC's own, of an answer that is longer than this client reads.
+_TOO_LARGE: Final = "larger than max"
 _OTHER_NAME: Final = "its certificate is for another name: correct the endpoint or --etcd-server-name"
 _OUR_CERTIFICATE: Final = "it {asks_or_refuses} client certificate: {give_or_correct} --etcd-cert and --etcd-key"
 #: gRPC's text for a connection that was never established, and its meaning for the operator. The first match counts.
@@ -73,6 +76,8 @@ def map_error(error: grpc.RpcError, endpoint: str, tls: RegistryTls | None = Non
         return CompactedError(details)
     if code in _UNAVAILABLE or "too many requests" in details:
         return _unavailable(code.name, details, endpoint, tls)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in details:
+        return AnswerTooLargeError(f"{endpoint}: {details}")
     return refusal(f"{code.name}: {details}", endpoint)
 
 

@@ -14,6 +14,7 @@ import grpc
 import tenacity
 
 from omni_discovery.errors import (
+    AnswerTooLargeError,
     LeaseNotFoundError,
     RegistryDeniedError,
     RegistryError,
@@ -146,7 +147,14 @@ class EtcdKV:
         request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
-            page = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
+            try:
+                page = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
+            except AnswerTooLargeError:
+                if request.limit == 1:
+                    raise
+                # Whoever fills the prefix with large values makes lists slower, not impossible.
+                request.limit = max(1, request.limit // 8)
+                continue
             items += [to_key_value(kv) for kv in page.kvs]
             request.revision = request.revision or page.header.revision
             if not page.more or not page.kvs:

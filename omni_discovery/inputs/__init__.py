@@ -1,1 +1,1 @@
-"""What a client's input may cost, decided before anything is spent on it."""
+"""What is decided of a client's input at hub and replica alike: what it may cost, and its seed."""

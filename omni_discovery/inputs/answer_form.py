@@ -18,18 +18,39 @@ MAX_FORM: Final = 64 << 10
 MAX_TEXT: Final = 16 << 10
 #: A bound on lengths of strings in a schema, and on all numbers of items and properties in it together.
 MAX_COUNT: Final = 1 << 16
-#: What the counts of a regular expression may multiply it to, in characters; in a grammar, all counts together.
-MAX_REPEATED: Final = 1 << 16
+#: What the counts of a regular expression may add to it, in characters and classes.
+MAX_REPEATED: Final = 2048
+#: All counts of a grammar together.
+MAX_COUNTS: Final = 1 << 16
+#: Classes of characters, written out, of an expression, of a grammar, or of all expressions of a schema together. Each
+#: is compared with the whole vocabulary: about 5 ms for 50 000 tokens.
+MAX_CLASSES: Final = 256
+#: Parts of an expression that may be absent. What their number costs grows with its square at least: 64 take 0.6 s.
+MAX_OPTIONAL: Final = 64
+#: Of all objects of a schema together: the square of an object's properties, times its minProperties or maxProperties
+#: and 4 more. Without those numbers only optional properties count. A vocabulary of 32 000 takes some seconds for that.
+MAX_PROPERTY_WORK: Final = 1 << 15
 #: Parts of a schema, or groups of an expression, inside each other.
 MAX_DEPTH: Final = 64
 
 _LENGTHS: Final = ("minLength", "maxLength")
 _NUMBERS: Final = ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
+_NUMBER_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_VALUE_WORK: Final = 128
+_TOO_MUCH_WORK: Final = (
+    "too many optional properties, or bounds of numbers and formats. An object may have 90 optional properties, and "
+    "fewer with minProperties or maxProperties; a schema may have "
+    f"{MAX_PROPERTY_WORK // _VALUE_WORK} of minimum, maximum and format. Name properties in 'required', or ask for less"
+)
 _EXPRESSIONS: Final = ("pattern", "regex")
 _GRAMMARS: Final = ("grammar", "ebnf")
 #: Digits past these are too many in any case, and Python refuses to read thousands of them.
-_COUNTS: Final = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
+_COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}")
 _DIGITS: Final = 12
+#: A class of characters: in brackets, the dot, or named by a letter. Other escaped characters are taken as themselves.
+_CLASS: Final = re.compile(r"\\[wWdDsSpP]|\\.|[\[.]", re.DOTALL)
+#: Of a grammar: classes and Lark's expressions, which are kept, or texts and comments, which hold no classes.
+_QUOTED: Final = re.compile(r'(\[(?:\\.|[^\]\\\n])*+\]?|/(?:\\.|[^/\\\n])++/?)|"(?:\\.|[^"\\\n])*+"?|#[^\n]*+')
 
 
 def check_answer_form(what: str, form: Mapping[str, Any]) -> None:
@@ -58,7 +79,7 @@ def check_schema(what: str, schema: Any) -> None:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             # The engine refuses it with a better reason.
             return
-    total, size = 0.0, 0
+    total, size, classes, work = 0.0, 0, 0, 0.0
     for path, name, value in _walk(what, schema):
         size += len(name) + (len(value) if isinstance(value, str) else 1)
         if size > MAX_FORM:
@@ -73,17 +94,40 @@ def check_schema(what: str, schema: Any) -> None:
                 f"{path}: numbers of items and properties are more than {MAX_COUNT} together; leave them out, or ask "
                 f"for less"
             )
-        _check_texts(path, name, value)
+        work += _property_work(value) if isinstance(value, Mapping) else _value_work(name, value)
+        if work > MAX_PROPERTY_WORK:
+            raise InvalidRequestError(f"{path}: {_TOO_MUCH_WORK}")
+        classes += _check_texts(path, name, value)
+        if classes > MAX_CLASSES:
+            raise InvalidRequestError(f"{path}: more than {MAX_CLASSES} classes of characters in all expressions here")
 
 
-def _check_texts(path: str, name: str, value: Any) -> None:
+def _value_work(name: str, value: Any) -> int:
+    """What one value costs: bounds of numbers and formats of texts are long grammars, written out."""
+    is_costly = name == "format" if isinstance(value, str) else name in _NUMBER_BOUNDS and _is_number(value)
+    return _VALUE_WORK if is_costly else 0
+
+
+def _property_work(schema: Mapping[Any, Any]) -> float:
+    """What the order of an object's properties costs: any of those that are left may come next."""
+    named, patterns, required = (schema.get(each) for each in ("properties", "patternProperties", "required"))
+    properties = len(named) if isinstance(named, Mapping) else 0
+    most = max(_number_of(each, schema.get(each)) for each in ("minProperties", "maxProperties"))
+    if isinstance(named, Mapping) and isinstance(required, list | tuple) and not most:
+        properties -= len({each for each in required if isinstance(each, str)} & named.keys())
+    properties += len(patterns) if isinstance(patterns, Mapping) else 0
+    return properties**2 * (most + 4)
+
+
+def _check_texts(path: str, name: str, value: Any) -> int:
+    """Check the expressions of one value; return how many classes they have."""
     if name in _EXPRESSIONS and isinstance(value, str):
-        _check_expression(path, value)
+        return _check_expression(path, value)
     if name in _GRAMMARS and isinstance(value, str):
-        _check_grammar(path, value)
+        return _check_grammar(path, value)
     if name == "patternProperties" and isinstance(value, Mapping):
-        for each in value:
-            _check_expression(path, str(each))
+        return sum(_check_expression(path, str(each)) for each in value)
+    return 0
 
 
 def _walk(what: str, value: Any) -> Iterator[tuple[str, str, Any]]:
@@ -107,17 +151,32 @@ def _check_length(what: str, text: str, most: int) -> None:
         raise InvalidRequestError(f"{what}: {len(text)} characters, where {most} are allowed")
 
 
-def _check_grammar(what: str, grammar: str) -> None:
+def _check_classes(what: str, text: str) -> int:
+    """Return how many classes of characters an expression or a grammar has; refuse too many."""
+    # Those in brackets hold no others, but dots and brackets that are themselves: the count is never too low.
+    found = sum(len(each) == 1 or each[1] in "wWdDsSpP" for each in _CLASS.findall(text))
+    if found > MAX_CLASSES:
+        text = f"{what}: {found} classes of characters like [a-z], where {MAX_CLASSES} are allowed; count with {{n}}"
+        raise InvalidRequestError(text)
+    return found
+
+
+def _check_grammar(what: str, grammar: str) -> int:
     _check_length(what, grammar, MAX_FORM)
     # A rule is compiled once however often it is named, so the counts add up.
-    if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_REPEATED:
-        raise InvalidRequestError(f"{what}: its counts are more than {MAX_REPEATED} together; ask for less")
+    if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_COUNTS:
+        raise InvalidRequestError(f"{what}: its counts are more than {MAX_COUNTS} together; ask for less")
+    return _check_classes(what, _QUOTED.sub(r"\1", grammar))
 
 
-def _check_expression(what: str, expression: str) -> None:
-    """Refuse what its counts multiply to too much: each group is as long as its parts, times its count."""
+def _check_expression(what: str, expression: str) -> int:
+    """Refuse what its counts multiply to too much: each group is as long as its parts, times its count.
+
+    Return how many classes of characters it has.
+    """
     _check_length(what, expression, MAX_TEXT)
-    groups, last, place = [0], 0, 0
+    classes = _check_classes(what, expression)
+    groups, last, place, added, optional = [0], 0, 0, 0, 0
     while place < len(expression):
         char = expression[place]
         counts = _COUNTS.match(expression, place) if char == "{" else None
@@ -126,14 +185,21 @@ def _check_expression(what: str, expression: str) -> None:
             more = last * max(0, _most(counts) - 1)
             groups[-1] += more
             last += more
+            added += more
+            optional += not int(counts[1][:_DIGITS] or 0)
             place = counts.end()
         else:
             # A sign like * belongs to the part before, whose count may follow.
+            # Behind another sign or a bracket, ? says something else.
+            optional += char == "?" and expression[place - 1 : place] not in ("", "(", "*", "+", "?", "}")
             place, last = (place + 1, last) if char in "*+?" else _next_part(expression, place, groups)
-        if max(groups[-1], last) > MAX_REPEATED:
-            raise InvalidRequestError(f"{what}: its counts make it longer than {MAX_REPEATED}; ask for less")
+        if added > MAX_REPEATED:
+            raise InvalidRequestError(f"{what}: its counts make it longer by more than {MAX_REPEATED}; ask for less")
+        if optional > MAX_OPTIONAL:
+            raise InvalidRequestError(f"{what}: more than {MAX_OPTIONAL} parts with ? or {{0,n}}; ask for less")
         if len(groups) > MAX_DEPTH:
             raise InvalidRequestError(f"{what}: groups are nested more than {MAX_DEPTH} deep")
+    return classes
 
 
 def _next_part(expression: str, place: int, groups: list[int]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ FOREIGN_EVENT: Final = "text"
 
 _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_.%]+(?=[\s:]|$)")
 _PAIR: Final = re.compile(r"\s+([A-Za-z_]\w*)=(\S*)")
-_CONVERSION: Final = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z%]")
+_CONVERSION: Final = re.compile(r"%[-#0 +]*+\d*+(?:\.\d++)?+[a-zA-Z%]")
 #: Keys of the object itself; a field of the same name stands in ``fields``.
 _LIFTED: Final = ("stage", "replica", "request")
 #: What a replica is called in logs, tables and errors.

@@ -15,11 +15,12 @@ PIPELINE, API_KEYS = "pipeline", "keys/"
 OPEN_FAMILIES: Final = (BEATS, CONTROL, HUBS, PIPELINE, REPLICAS, WAITS)
 
 HUB, REPLICA, OPERATOR, OBSERVER = "hub", "replica", "operator", "observer"
-#: What each role may write. Hubs and operators read all of the namespace, the others the open families.
+#: What each role may write. Hubs and operators read all of the namespace, the others the open families. An operator may
+#: delete the records of replicas that do not exist.
 WRITES: Final = {
     HUB: (BEATS, HUBS, PIPELINE, WAITS),
     REPLICA: (REPLICAS, WAITS),
-    OPERATOR: (CONTROL, PIPELINE, API_KEYS),
+    OPERATOR: (CONTROL, PIPELINE, API_KEYS, REPLICAS),
     OBSERVER: (),
 }
 _READ_ALL: Final = (HUB, OPERATOR)

@@ -7,7 +7,7 @@ vLLM-Omni's coordinator know. ``ReplicaRecord`` is the JSON under one leased key
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Final, TypeVar
@@ -21,6 +21,8 @@ from omni_discovery.text import is_shown, one_line
 SCHEMA: Final = 1
 #: The largest weight of a replica, in its record and in an operator's control key.
 MOST_WEIGHT: Final = 1000.0
+#: Voices that a replica may name.
+MOST_VOICES: Final = 256
 
 
 #: The phase of a replica that is starting and waits for its hand-off store.
@@ -85,6 +87,8 @@ class ReplicaInfo:
     tokenizer: str = ""
     content: str = ""
     code: str = ""
+    deterministic: bool = False
+    voices: Sequence[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -124,6 +128,7 @@ class ReplicaEvent:
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Voice = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
@@ -164,10 +169,16 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: _Text = ""
     content: _Text = ""
     code: _Text = ""
+    #: Whether its output is a function of a request's input and seed: another replica makes the same again.
+    deterministic: bool | msgspec.UnsetType = msgspec.UNSET
+    #: The names of the voices that it can speak with; absent for none.
+    voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
-        fields = {name: getattr(self, name) for name in _SHARED_FIELDS}
+        fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
+        if "voices" in fields:
+            fields["voices"] = list(fields["voices"])
         return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
 
 
@@ -222,11 +233,13 @@ _Record = TypeVar("_Record", ReplicaRecord, HubRecord)
 
 def _printable(record: _Record) -> _Record:
     """The record with what a terminal might obey as underscores: its texts go into logs, errors and tables."""
-    changes = {
+    changes: dict[str, Any] = {
         name: one_line(text)
         for name in record.__struct_fields__
         if type(text := getattr(record, name)) is str and not is_shown(text)
     }
+    if isinstance(voices := getattr(record, "voices", None), tuple):
+        changes["voices"] = tuple(map(one_line, voices))
     return msgspec.structs.replace(record, **changes) if changes else record
 
 

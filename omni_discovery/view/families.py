@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from omni_discovery.errors import CompactedError, RegistryDeniedError
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Listing, Summary, WatchBatch
+from omni_discovery.list_watch import first_to_end
 from omni_discovery.records.keys import namespace_prefix
 from omni_discovery.records.roles import BEATS, OPEN_FAMILIES, PIPELINE
 
@@ -64,16 +64,8 @@ class NamespaceReader(EtcdKV):
             return
         # Beats change each second and are read where they are wanted.
         parts = [f"{prefix}{family}" for family in OPEN_FAMILIES if family != BEATS]
-        tasks = [asyncio.ensure_future(self._wait_changed(part, start_revision)) for part in parts]
-        try:
-            yield WatchBatch(start_revision - 1, ())
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
+        yield WatchBatch(start_revision - 1, ())
+        await first_to_end(*(self._wait_changed(part, start_revision) for part in parts))
         raise CompactedError("something in the namespace has changed")
 
     async def _wait_changed(self, part: str, start_revision: int) -> None:

@@ -30,7 +30,7 @@ _TENSOR, _ARRAY, _IMAGE = 1, 2, 3
 #: Numbers, times and text of a fixed length; no objects and no records.
 _ARRAY_DTYPE: Final = re.compile(r"[<>|][biufcSUmM][0-9]{1,6}(\[[0-9]*[a-zA-Z]+\])?")
 #: Dtypes of torch that are plain numbers; quantized tensors hold more than their bytes.
-_TENSOR_DTYPE: Final = re.compile(r"bool|u?int[0-9]+|bfloat16|float[0-9]+[a-z0-9_]*|complex[0-9]+")
+_TENSOR_DTYPE: Final = re.compile(r"bool|u?int[0-9]+|bfloat16|float[0-9]++[a-z0-9_]*+|complex[0-9]+")
 
 Buffer = bytes | bytearray | memoryview
 

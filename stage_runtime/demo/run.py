@@ -3,69 +3,37 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.spinner import Spinner
+from rich.console import Console
 from rich.text import Text
 
-from omni_discovery.clients import OmniCoordClientForHub
-from omni_discovery.commands.tables import replica_table
 from omni_discovery.deploy.document import parse_deploy
-from omni_discovery.errors import ConfigError
-from omni_discovery.etcd.embedded import find_binary
-from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
-from omni_discovery.records.schema import ReplicaStatus
-from stage_runtime.demo.http_client import DemoError, Reply, ask, get_text
+from stage_runtime.demo.http_client import Reply, ask
 from stage_runtime.demo.measure import measure, measure_memory
-from stage_runtime.demo.processes import alive, descendants
-from stage_runtime.demo.show import answer_panel, next_steps, numbers_table
-
-if TYPE_CHECKING:
-    from omni_discovery.records.schema import ReplicaInfo
+from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline, make_output
+from stage_runtime.demo.show import answer_panel, numbers_table
 
 DEPLOY: Final = Path(__file__).with_name("deploy.yaml")
 QUESTIONS: Final = ("three plus four", "what is 17 - 9?", "draw a 6", "26 plus 48", "how is the weather today?")
 #: Seeds count up from here; this one gives the demo a legible hand.
 _FIRST_SEED: Final = 14
-_READY_S: Final = 600.0
 _RESTART_S: Final = 60.0
-_STOP_S: Final = 90.0
-
-
-@dataclass(frozen=True, slots=True)
-class DemoConfig:
-    """The settings of one ``omni demo``."""
-
-    output: Path
-    keep: bool
-    port: int
-    requests: int
-    namespace: str
-    runtime_dir: Path
 
 
 def run_demo(config: DemoConfig) -> int:
     """Run the demo; return the exit code. Raise ConfigError for the output folder, DemoError for what fails later."""
     console = Console(highlight=False)
-    try:
-        config.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"can't write to --output {config.output}: {error.strerror}") from error
+    make_output(config.output)
     with ExitStack() as stack:
         demo = _Demo(config, console, stack)
-        demo.start()
+        demo.start("[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each")
         stack.callback(demo.stop)
         demo.wait_until_ready()
+        demo.measure_memory()
         demo.ask_questions()
         demo.lose_a_replica()
         demo.show_numbers()
@@ -74,66 +42,18 @@ def run_demo(config: DemoConfig) -> int:
     return 0
 
 
-class _Demo:
-    """One run. The hub is a child process; all other processes are the hub's children."""
+class _Demo(DemoPipeline):
+    """One run of it."""
 
     def __init__(self, config: DemoConfig, console: Console, stack: ExitStack) -> None:
-        self._config = config
-        self._console = console
-        self._stack = stack
-        self._log = config.output / "serve.log"
         deploy = parse_deploy(DEPLOY.read_text(encoding="utf-8"), str(DEPLOY))
-        self._expected = sum(stage.runtime.num_replicas for stage in deploy.stages)
-        self._begin_s = time.monotonic()
-        self._ready_s = 0.0
+        expected = sum(stage.runtime.num_replicas for stage in deploy.stages)
+        super().__init__(config, console, stack, ("--deploy-config", str(DEPLOY)), expected)
         self._memory = (0.0, 0)
-        #: Processes that the demo has killed; their records exist until their leases expire.
-        self._killed: set[int] = set()
-        self._url = ""
-        self._endpoint = ""
 
-    def start(self) -> None:
-        """Start ``omni serve`` in a session of its own: Ctrl-C reaches the demo only, which stops the hub in order."""
-        self._console.rule(
-            "[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each", align="left"
-        )
-        log = self._stack.enter_context(self._log.open("wb"))
-        command = [
-            *(sys.executable, "-P", "-m", "omni_discovery", "serve"),
-            *("--deploy-config", str(DEPLOY)),
-            *("--port", str(self._config.port)),
-            *("--namespace", self._config.namespace),
-            *("--parent-pid", str(os.getpid())),
-        ]
-        environment = {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_ENDPOINTS"}
-        self._hub = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
-        )
-
-    def wait_until_ready(self) -> None:
-        """Show the table of replicas until all stages are ready. Raise DemoError."""
-        with Live(console=self._console, refresh_per_second=8, transient=True) as live:
-            live.update(Spinner("dots", text="starting an embedded etcd and the hub"))
-            while (embedded := read_embedded(self._config.runtime_dir, self._config.namespace)) is None:
-                self._check_still_starting()
-                time.sleep(0.05)
-            self._endpoint = embedded.endpoint
-            client = OmniCoordClientForHub(self._endpoint, namespace=self._config.namespace)
-            self._client = self._stack.enter_context(client)
-            while not self._all_up():
-                self._check_still_starting()
-                table = replica_table(client.view(), self._config.namespace, time.time())
-                waited = f"loading the models · {time.monotonic() - self._begin_s:.0f} s"
-                live.update(Group(Spinner("dots", text=waited), table))
-                time.sleep(0.1)
-            self._url = next(iter(client.view().hubs.values())).address
-            while get_text(f"{self._url}/ready")[0] != 200:
-                self._check_still_starting()
-                time.sleep(0.05)
-        self._ready_s = time.monotonic() - self._begin_s
+    def measure_memory(self) -> None:
+        """Of all processes, before they have worked."""
         self._memory = measure_memory(self._hub.pid)
-        self._console.print(replica_table(self._client.view(), self._config.namespace, time.time()))
-        self._console.print(f"ready after {self._ready_s:.1f} s at [bold]{self._url}[/]\n")
 
     def ask_questions(self) -> None:
         """Ask the questions, show the answers, and save the picture of the longest sum. Raise DemoError."""
@@ -162,41 +82,11 @@ class _Demo:
 
     def show_numbers(self) -> None:
         """Measure and print the figures, and write them to a file."""
-        with self._console.status("the supervisors restart what was killed"):
-            deadline_s = time.monotonic() + _RESTART_S
-            while not self._all_up() and time.monotonic() < deadline_s:
-                time.sleep(0.2)
-        if not self._all_up():
-            self._console.print(f"[yellow]not all replicas are back after {_RESTART_S:.0f} s; see {self._log}[/]")
+        self._wait_all_up(_RESTART_S)
         with self._console.status(f"measuring over {self._config.requests} requests"):
             numbers = measure(self._url, self._ready_s, self._memory, self._config.requests)
         (self._config.output / "numbers.json").write_text(numbers.to_json())
         self._console.print(numbers_table(numbers))
-
-    def keep_serving(self) -> None:
-        """Print commands to try and serve until Ctrl-C. Raise DemoError if the hub ends."""
-        self._console.print("\nserving until Ctrl-C; try in another terminal:\n")
-        for line in next_steps(self._url, _omni(), _etcdctl(), self._endpoint, self._config.namespace):
-            self._console.print(line + "\n", soft_wrap=True, markup=False, style="cyan")
-        self._hub.wait()
-        raise DemoError(f"the hub ended by itself; {self._log_end()}")
-
-    def stop(self) -> None:
-        """Stop the hub, which stops its children, and check that no process is left."""
-        pids = descendants(self._hub.pid)
-        self._hub.send_signal(signal.SIGTERM)
-        with self._console.status("stopping"):
-            try:
-                self._hub.wait(_STOP_S)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                self._hub.kill()
-                # The killed hub can't remove its endpoint file.
-                remove_endpoint(self._config.runtime_dir, self._config.namespace, self._hub.pid)
-                self._hub.wait()
-        deadline_s = time.monotonic() + 5
-        while (left := alive(pids)) and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        self._console.print(f"[red]still running: {left}[/]" if left else "stopped; no process is left")
 
     def _ask(self, question: str, seed: int) -> Reply:
         with self._console.status(Text(question)) as status:
@@ -207,35 +97,3 @@ class _Demo:
                 status.update(Text(f"{question}  →  {''.join(words)}"))
 
             return ask(self._url, question, seed=seed, on_text=show)
-
-    def _replicas(self) -> list[ReplicaInfo]:
-        view = self._client.view()
-        return [
-            info
-            for _, info in sorted(view.replicas.items())
-            if info.status is ReplicaStatus.UP and info.pid not in self._killed
-        ]
-
-    def _all_up(self) -> bool:
-        return len(self._replicas()) == self._expected
-
-    def _check_still_starting(self) -> None:
-        if self._hub.poll() is not None:
-            raise DemoError(f"the hub ended while it started; {self._log_end()}")
-        if time.monotonic() - self._begin_s > _READY_S:
-            raise DemoError(f"not ready after {_READY_S:.0f} s; {self._log_end()}")
-
-    def _log_end(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return f"see {self._log}. Its end:\n  " + "\n  ".join(lines[-8:])
-
-
-def _omni() -> str:
-    """The ``omni`` command: its name if the shell finds it, else its path."""
-    beside = Path(sys.executable).with_name("omni")
-    return "omni" if shutil.which("omni") == str(beside) or not beside.exists() else str(beside)
-
-
-def _etcdctl() -> str:
-    """The path of etcdctl: the one in PATH, else the one of the embedded etcd."""
-    return shutil.which("etcdctl") or str(find_binary(None).with_name("etcdctl"))

@@ -64,10 +64,15 @@ def numbers_table(numbers: Numbers) -> Table:
     return table
 
 
-def next_steps(url: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
-    """Commands to copy into another terminal."""
+def ask_step(url: str) -> str:
+    """The command that asks a sum."""
     key = """ -H "Authorization: Bearer $VLLM_API_KEY\"""" if "Authorization" in json_headers() else ""
-    yield f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
+    return f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
   -d '{{"messages": [{{"role": "user", "content": "what is 26 + 48?"}}], "modalities": ["text"]}}'"""
+
+
+def next_steps(first: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:
+    """Commands to copy into another terminal; ``first`` is the request."""
+    yield first
     yield f"ETCDCTL_ENDPOINTS={endpoint} {etcdctl} get --prefix /omni/v1/"
     yield f"{omni} replicas --namespace {namespace} --watch"

@@ -154,6 +154,19 @@ class CompanionEngine(Protocol):
         """Whether it does."""
 
 
+class DeterministicEngine(Protocol):
+    """Offered by an engine whose output may be the same whenever and wherever a request runs."""
+
+    @property
+    def deterministic(self) -> bool:
+        """After ``load``: whether all output, hand-offs and their pieces are a function of input and ``params``.
+
+        That is: the same tokens and sound, in the same order and pieces of hand-off, whatever runs beside them. A lost
+        replica's work is then run again even where a part of what came of it was shown; hubs see to a ``seed`` in the
+        parameters, compare what was shown with what comes again, and end the request where they differ.
+        """
+
+
 class SegmentEngine(Protocol):
     """Offered by an engine that takes the input of a request in segments.
 
@@ -227,6 +240,14 @@ class DescribedEngine(Protocol):
         """
 
 
+class SpeakingEngine(Protocol):
+    """Offered by an engine that can speak with several voices."""
+
+    @property
+    def voices(self) -> Sequence[str]:
+        """After ``load``: the names that clients may give; the first 256 of at most 64 characters are shown to them."""
+
+
 class MeasuredEngine(Protocol):
     """Offered by an engine that knows more of its load than the replica sees."""
 
@@ -271,7 +292,7 @@ _BUILT_IN: Final = {
     "echo": _BuiltIn("stage_runtime.engines.echo.engine:EchoEngine"),
     "vllm": _BuiltIn("stage_runtime.engines.vllm.pooling:engine_for", preload=("vllm.v1.engine.llm_engine",)),
     "vllm-omni": _BuiltIn(
-        "stage_runtime.engines.vllm_omni.engine:OmniStage",
+        "stage_runtime.engines.vllm_omni.diffusion.engine:engine_for",
         preload=(
             "vllm.v1.engine.core",
             "vllm_omni.config.resolver",

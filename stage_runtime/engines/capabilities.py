@@ -19,11 +19,13 @@ from stage_runtime.engines.base import (
     CompanionEngine,
     ControlEngine,
     DescribedEngine,
+    DeterministicEngine,
     KvEngine,
     MeasuredEngine,
     PieceEngine,
     ResumingEngine,
     SegmentEngine,
+    SpeakingEngine,
     StageRequest,
     ThreadedEngine,
 )
@@ -35,7 +37,9 @@ _Member = TypeVar("_Member")
 #: Methods that an engine may have beside those of ``Engine``.
 OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
-OPTIONAL_ATTRIBUTES: Final = ("controls", "kv_hosts", "model_details", "not_resumable", "takes_companions")
+OPTIONAL_ATTRIBUTES: Final = (
+    *("controls", "deterministic", "kv_hosts", "model_details", "not_resumable", "takes_companions", "voices"),
+)
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
 _NEAR: Final = 0.8
 
@@ -67,6 +71,14 @@ class Capabilities:
     def kv_hosts(self) -> list[str]:
         """The hosts where its KV cache is fetched, see ``KvEngine``; empty if it names none."""
         return list(_read(lambda: cast(KvEngine, self.engine).kv_hosts) or ())
+
+    def is_deterministic(self) -> bool:
+        """Whether the engine says that its output is a function of a request's input and seed."""
+        return _read(lambda: cast(DeterministicEngine, self.engine).deterministic) is True
+
+    def voices(self) -> list[str]:
+        """The voices that it can speak with, see ``SpeakingEngine``; empty if it names none."""
+        return [str(each) for each in _read(lambda: cast(SpeakingEngine, self.engine).voices) or ()]
 
     def can_resume(self) -> bool:
         """Whether ``add`` accepts requests with ``resume`` at all."""

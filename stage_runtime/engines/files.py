@@ -1,4 +1,4 @@
-"""Files of engines: arrays as .npy, sound as WAV, and the files of a model on this machine, checked and hashed."""
+"""Files of engines: arrays as .npy, pictures as PNG, sound as WAV; and a model's files, checked and hashed."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def npy_of(numbers: Any) -> bytes:
         raise ValueError(f"what is pooled is numbers, not {array.dtype} of shape {array.shape}")
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array, dtype="<f4").reshape(array.shape), allow_pickle=False)
+    return file.getvalue()
+
+
+def png_of(image: Any) -> bytes:
+    """A PIL image as the bytes of a PNG file."""
+    file = io.BytesIO()
+    image.save(file, format="PNG")
     return file.getvalue()
 
 

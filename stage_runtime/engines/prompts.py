@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+
+#: Inputs of vLLM's front end that an engine may not read: what it has made of pictures and sounds, and how.
+_UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
+
+
+def check_unread(inputs: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for an input that would be dropped: the model would answer to something else."""
+    for name in _UNREAD:
+        if inputs.get(name) is not None:
+            raise InvalidRequestError(f"{name}: this stage does not read it; give the pictures or sounds themselves")
 
 
 def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True, images: bool = False) -> list[int]:
@@ -33,6 +43,7 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
 
     Raise InvalidRequestError if there is none.
     """
+    check_unread(inputs)
     prompt = inputs.get("prompt")
     if prompt is None and inputs.get("messages") is not None:
         messages = inputs["messages"]

@@ -6,7 +6,6 @@ with it every other request.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import check_answer_form
+from omni_discovery.inputs.seeds import SEED_BITS
 from omni_discovery.wire import MAX_LOGPROBS
 
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -34,8 +34,7 @@ _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 
 _Checked = TypeVar("_Checked")
 
-#: Seeds of pictures and sounds are whole numbers from 0 to two to the power of this, less one.
-SEED_BITS: Final = 63
+#: The seed of a picture or a sound.
 Seed = Annotated[int, Meta(ge=0, le=(1 << SEED_BITS) - 1)]
 
 
@@ -129,12 +128,6 @@ def pooling_asked(params: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a pooling request that were set, by name. Raise InvalidRequestError that names the bad one."""
     asked = msgspec.structs.asdict(checked(params, Pooling))
     return {name: value for name, value in asked.items() if value is not None}
-
-
-def seed_of(request_id: str) -> int:
-    """The seed of a request that gives none: the same for every attempt, from 0 to ``2**SEED_BITS - 1``."""
-    digest = hashlib.blake2b(request_id.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
 
 
 def checked(given: Mapping[str, Any], kind: type[_Checked]) -> _Checked:

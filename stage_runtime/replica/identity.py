@@ -9,9 +9,12 @@ import logging
 from pathlib import Path
 from typing import Final
 
+from msgspec import UNSET
+
 from omni_discovery import __version__
-from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.fingerprint import stage_fingerprint
+from omni_discovery.records.schema import MOST_VOICES
 from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.files import code_version, content_hash, model_files
 
@@ -20,6 +23,7 @@ logger = logging.getLogger(__name__)
 #: The fields of the record that an engine may fill by its attribute ``model_details``.
 FIELDS: Final = ("revision", "dtype", "tokenizer", "content", "code")
 _LONGEST: Final = 200
+_LONGEST_VOICE: Final = 64
 _TOKENIZER: Final = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
 
 
@@ -43,6 +47,18 @@ def model_details(model: str, engine: object) -> dict[str, str]:
     if "revision" in details:
         details.setdefault("content", details["revision"])
     return {name: text[:_LONGEST] for name, text in details.items()}
+
+
+def is_deterministic(stage: StageConfig, engine: object) -> bool:
+    """Whether a loaded engine's output is a function of input and seed: what the document says of it goes first."""
+    said = stage.deterministic
+    return capabilities_of(engine).is_deterministic() if said is UNSET else bool(said)
+
+
+def voices_of(engine: object) -> tuple[str, ...]:
+    """The voices of a loaded engine that its record can hold."""
+    fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_VOICE)
+    return tuple(dict.fromkeys(fitting))[:MOST_VOICES]
 
 
 def _folder_details(folder: Path | None) -> dict[str, str]:

@@ -47,7 +47,7 @@ from stage_runtime.lifecycle import (
     stalled,
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
-from stage_runtime.replica.identity import identity, model_details
+from stage_runtime.replica.identity import identity, is_deterministic, model_details, voices_of
 from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
@@ -241,8 +241,12 @@ class Replica:
                 logger.exception("engine.load_failed")
             raise not_loaded(stage, error) from None
         known: dict[str, Any] = model_details(stage.model, self._engine)
+        if voices := voices_of(self._engine):
+            known["voices"] = voices
         if hosts := capabilities_of(self._engine).kv_hosts():
             known["connectors"] = {**self._payloads.endpoints(), KV: {"hosts": hosts}}
+        if is_deterministic(stage, self._engine):
+            known["deterministic"] = True
         self._describe(
             phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
         )

@@ -371,4 +371,4 @@ def test_arguments_that_the_pipeline_has_not_are_named(folders: dict[str, Path])
 
 
 def pipe_of(engine: Any) -> Any:
-    return engine._thread._draw.__self__._pipe
+    return engine._drawer._thread._draw.__self__._pipe

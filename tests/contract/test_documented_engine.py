@@ -17,7 +17,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, checked_args, create_engine
 from stage_runtime.engines.callable.target import TorchArgs
 from stage_runtime.engines.diffusers.engine import DiffusersArgs
-from stage_runtime.engines.diffusers.request import PipelineParams
+from stage_runtime.engines.pictures.request import PipelineParams
 from stage_runtime.engines.sampling import checked
 from stage_runtime.engines.vllm.handoff import HandoffArgs
 from tests.support.engines import run

@@ -18,6 +18,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, StageRequest, create_engine, modules_to_preload
+from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.testing import OPTIONAL, EngineContract, drain
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
@@ -71,9 +72,9 @@ def painter() -> Subject:
 
 
 class TestEchoKeepsTheContract(EngineContract):
-    """The echo engine, which offers everything that there is."""
+    """The echo engine, which offers nearly everything that there is: it leaves it to the document to call it so."""
 
-    offers = frozenset(OPTIONAL)
+    offers = frozenset(OPTIONAL) - {"deterministic"}
 
     def make_engine(self) -> Engine:
         return create_engine(ECHO)
@@ -86,6 +87,21 @@ class TestEchoKeepsTheContract(EngineContract):
 
     def pieces(self) -> Sequence[Mapping[str, Any]]:
         return [{"token_ids": np.frombuffer(word.encode(), np.uint8)} for word in ("to ", "be ", "or not")]
+
+
+class _Certain(EchoEngine):
+    """It declares what is so."""
+
+    deterministic = True
+
+
+class TestACertainEngineKeepsTheContract(TestEchoKeepsTheContract):
+    """The echo engine, and it says that it is deterministic."""
+
+    offers = frozenset(OPTIONAL)
+
+    def make_engine(self) -> Engine:
+        return _Certain(ECHO)
 
 
 class TestTorchKeepsTheContract(EngineContract):
@@ -138,7 +154,7 @@ class TestPainterKeepsTheContract(EngineContract):
 class TestThinkerKeepsTheContract(EngineContract):
     """vLLM, the same engine as below: it takes its time to load."""
 
-    offers = frozenset(OPTIONAL)
+    offers = frozenset(OPTIONAL) - {"deterministic"}
 
     @pytest.fixture
     def engine(self, thinker: Subject) -> Engine:

@@ -305,7 +305,7 @@ def test_closing_ends_every_thread(model: str) -> None:
 class TestOmniKeepsTheContract(EngineContract):
     """The decoder, in pieces: what a later stage of every pipeline does."""
 
-    offers = frozenset({"feed", "metrics"})
+    offers = frozenset({"deterministic", "feed", "metrics"})
     folder: ClassVar[str] = ""
 
     @pytest.fixture(autouse=True, scope="class")

@@ -157,13 +157,14 @@ def test_a_form_that_makes_no_sense_is_refused_by_name(vllm_sampling: Any, param
         {"json": {"type": "array", "minItems": 10**9, "maxItems": 10**9}},
         {"json": '{"type": "array", "minItems": 1000000000}'},
         {"choice": ["a" * 500_000]},
+        {"regex": "^[a-z]{4096}$"},
     ],
 )
-def test_a_form_that_may_cost_all_memory_is_refused_by_hub_and_stage(vllm_sampling: Any, form: dict[str, Any]) -> None:
+def test_a_form_that_may_cost_too_much_is_refused_by_hub_and_stage(vllm_sampling: Any, form: dict[str, Any]) -> None:
     asked = vllm_sampling.SamplingParams(structured_outputs=vllm_sampling.StructuredOutputsParams(**form))
-    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice): "):
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice|regex): "):
         params_of_choices(asked)
-    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice): "):
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs\.(json|choice|regex): "):
         token_sampling({"structured_outputs": form})
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator
@@ -69,11 +70,11 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     assert not left, running.text[-3000:]
 
 
-def speak(hub: Hub, tokens: int, on_third: Callable[[], None] = lambda: None) -> bytes:
-    """The samples of one streamed answer; ``on_third`` is called when three pieces of it were heard."""
-    params = [{"max_tokens": tokens, "seed": 7}, {}]
+def speak(hub: Hub, tokens: int, on_piece: Callable[[], None] = lambda: None, number: int = 3, **params: Any) -> bytes:
+    """The samples of one streamed answer; ``on_piece`` is called when so many pieces of it were heard."""
+    params_list = [{"max_tokens": tokens, "seed": 7, **params}, {}]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
-    data = json.dumps({**body, "sampling_params_list": params}).encode()
+    data = json.dumps({**body, "sampling_params_list": params_list}).encode()
     request = urllib.request.Request(f"{hub.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
     heard: list[bytes] = []
     with urllib.request.urlopen(request, timeout=120) as response:
@@ -83,18 +84,35 @@ def speak(hub: Hub, tokens: int, on_third: Callable[[], None] = lambda: None) ->
             event = json.loads(line[6:])
             assert "error" not in event, event["error"]
             for choice in event["choices"]:
-                if sound := choice["delta"].get("audio"):
-                    with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                if sound := choice["delta"].get("audio", {}).get("data"):
+                    with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
                         heard.append(file.readframes(file.getnframes()))
-                    if len(heard) == 3:
-                        on_third()
+                    if len(heard) == number:
+                        on_piece()
     assert len(heard) > 3
     return b"".join(heard)
 
 
-def decoders(hub: Hub) -> list[int]:
-    """The process ids of the replicas that make sound of codes."""
-    return [each["pid"] for each in hub.replicas() if each["stage_id"] == 1]
+def pids(hub: Hub, *stages: int) -> list[int]:
+    """The living processes of these stages that are up: of 0, the talkers, and of 1, which make sound of codes."""
+    up = [each["pid"] for each in hub.replicas() if each["stage_id"] in stages and each["status"] == "up"]
+    return [pid for pid in up if Path(f"/proc/{pid}").exists()]
+
+
+def lost_at_work(hub: Hub, stage_id: int) -> bool:
+    return f"replica.lost_at_work replica={stage_id}/" in hub.text
+
+
+def say(hub: Hub, **fields: Any) -> tuple[int, bytes]:
+    """Status and body of POST /v1/audio/speech."""
+    body = {"input": "hello world", "response_format": "pcm", "seed": 7, "max_new_tokens": 40, **fields}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{hub.url}/v1/audio/speech", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
 
 
 def test_no_sample_is_missing_or_heard_twice_when_a_decoder_dies(hub: Hub) -> None:
@@ -105,14 +123,68 @@ def test_no_sample_is_missing_or_heard_twice_when_a_decoder_dies(hub: Hub) -> No
     expected = speak(hub, 160)
     assert len(set(expected)) > 100, "that is silence"
     assert speak(hub, 160) == expected
-    wait_for("both decoders", lambda: len(decoders(hub)) == 2, _READY_S)
-    for pid in decoders(hub):
+    wait_for("both decoders", lambda: len(pids(hub, 1)) == 2, _READY_S)
+    for pid in pids(hub, 1):
         assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(str(PYTHON).encode())
     for number in range(_MOST_KILLS):
-        killed = decoders(hub)[number % 2]
-        assert speak(hub, 160, on_third=lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
-        if "replica.lost_at_work replica=1/" in hub.text:
+        killed = pids(hub, 1)[number % 2]
+        assert speak(hub, 160, lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
+        if lost_at_work(hub, 1):
             break
-        wait_for("another decoder", lambda: len(set(decoders(hub)) - {killed}) == 2, _READY_S)  # noqa: B023
-    assert "replica.lost_at_work replica=1/" in hub.text
+        wait_for("another decoder", lambda: len(set(pids(hub, 1)) - {killed}) == 2, _READY_S)  # noqa: B023
+    assert lost_at_work(hub, 1)
     assert "request.failed" not in hub.text
+
+
+def test_no_sample_is_missing_or_heard_twice_when_a_talker_dies_behind_the_first_sound(hub: Hub) -> None:
+    """1. all replicas say in their records that they repeat themselves
+    2. talkers are killed once a client hears the first sound, until it was the client's own and still at work: so the
+       sound was made while the talker went on, and what the client hears is the same, sample by sample
+    """
+    wait_for("all replicas", lambda: len(pids(hub, 0, 1)) == 4, _READY_S)
+    assert all(each["deterministic"] for each in hub.replicas())
+    expected = speak(hub, 300)
+    for number in range(_MOST_KILLS):
+        killed = pids(hub, 0)[number % 2]
+        assert speak(hub, 300, lambda: os.kill(killed, signal.SIGKILL), 1) == expected  # noqa: B023
+        if lost_at_work(hub, 0):
+            break
+        wait_for("another talker", lambda: len(set(pids(hub, 0)) - {killed}) == 2, _READY_S)  # noqa: B023
+    assert lost_at_work(hub, 0)
+    assert "request.failed" not in hub.text
+
+
+def test_talker_and_decoder_die_together_and_the_sound_goes_on(hub: Hub) -> None:
+    """With a seed of the hub's, by which the talker draws: the same request's sound is its own to the end.
+
+    1. a talker and a decoder are killed at the third sound, as with a host; no request fails
+    2. the samples before are not heard again: their number is that of an undisturbed answer
+    """
+    wait_for("all replicas", lambda: len(pids(hub, 0, 1)) == 4, _READY_S)
+    before = hub.text.count("replica.lost_at_work")
+    expected = len(speak(hub, 300, seed=None, ignore_eos=True))
+    for number in range(_MOST_KILLS):
+        killed = {pids(hub, 0)[number % 2], pids(hub, 1)[number % 2]}
+
+        def kill_both(killed: set[int] = killed) -> None:
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+        assert len(speak(hub, 300, kill_both, seed=None, ignore_eos=True)) == expected
+        if hub.text.count("replica.lost_at_work") > before + 1:
+            break
+        wait_for("two others", lambda: len(set(pids(hub, 0, 1)) - killed) == 4, _READY_S)  # noqa: B023
+    assert "request.failed" not in hub.text
+
+
+def test_the_speech_route_says_what_a_chat_says_in_a_voice_of_the_model(hub: Hub) -> None:
+    with urllib.request.urlopen(f"{hub.url}/v1/audio/voices", timeout=30) as response:
+        voices = json.load(response)["voices"]
+    assert voices
+    for voice in voices:
+        expected = speak(hub, 40, speaker=voice)
+        assert say(hub, voice=voice) == say(hub, voice=voice, stream_format="audio") == (200, expected)
+    status, refused = say(hub, voice="nobody")
+    assert status == 400
+    assert f"this model has {', '.join(voices)}, not 'nobody'" in json.loads(refused)["error"]["message"]
+    assert say(hub, language="Klingon", voice=voices[0])[0] == 400

@@ -24,7 +24,7 @@ from tests.support.hub import Hub
 from tests.support.processes import wait_for
 from tests.support.tiny_qwen3_tts import write_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
 BOTH = (
     "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "

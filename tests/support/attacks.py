@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
-#: The page's tables: those that got through once, those that never did, and those that a second attack found.
-KINDS: Final = ("A", "C", "D")
+#: The page's tables: those that got through once, those that never did, and what a second and a third attack found.
+KINDS: Final = ("A", "C", "D", "E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,16 @@ ATTACKS: Final = (
     Attack("D3", "connector settings from etcd: files, addresses, other namespaces", "refused on the replica's host"),
     Attack("D4", "records and documents that break the operator's commands", "shown as what they are"),
     Attack("D5", "a small request that costs much: schemas, millions of containers", "refused before it costs"),
-    Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS connections, idle WebSockets", "others are served"),
+    Attack("D6", "tiny chunks, tiny frames, half frames, silent TLS handshakes, idle WebSockets", "others are served"),
+    Attack("E1", "a registered replica floods its hubs with frames that take long to read", "others are served"),
+    Attack("E2", "so many large records that they fit into no answer of etcd", "listed in smaller pages"),
+    Attack("E3", "links in a folder of another user, where omni demo writes", "refused; nothing is written"),
+    Attack("E4", "records of replicas that do not exist say what the others must have loaded", "they do not count"),
+    Attack("E5", "a text that a check by a regular expression reads again and again", "read once"),
+    Attack("E6", "a small schema with millions of states", "refused by its numbers"),
+    Attack("E7", "a client sends a second request behind the first, and goes", "its work ends; no ERROR in the log"),
+    Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
+    Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
 )
 
 #: Rows without a test, and why.

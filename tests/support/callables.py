@@ -103,6 +103,10 @@ def hand_on(said: Words) -> Iterator[dict[str, str]]:
         yield {"text": word}
 
 
+def hand_text_on(said: Words) -> dict[str, str]:
+    return {"text": said.prompt}
+
+
 def count_pieces(handed: Handed) -> str:
     return f"{len(handed.pieces)} pieces, {len(handed.payloads)} payloads, {sorted(handed.companions)}"
 

@@ -1,4 +1,4 @@
-"""A registered replica in a process of its own that answers with far more pictures than anybody can keep."""
+"""A registered replica in a process of its own that sends its hub far more than anybody can keep or read."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForStage
 from tests.support.hub_fakes import FakeReplica
 
+#: So many heads of 4 MB, each of so many chunks that nobody asked for.
+HEADS, CHUNKS = 120, 1000
 #: So many pictures, of so many bytes each.
 PICTURES, PICTURE_BYTES = 25, 60 << 20
 
@@ -33,11 +35,23 @@ def flood(replica: FakeReplica, submit: wire.Submit) -> None:
     replica.done(submit, PICTURES)
 
 
-async def main(endpoint: str, namespace: str) -> None:
-    """Serve until the standard input is closed."""
+def flood_heads(replica: FakeReplica) -> None:
+    """As many heads as ``HEADS`` says, all at once: the longest that a hub reads, about a request of nobody."""
+    epoch, tokens = replica.info.epoch, (1,) * 4000
+    chunk = wire.Chunk(
+        epoch=epoch, request_id="nobody", queue_length=0, seq=0, modality="text", prompt_token_ids=tokens
+    )
+    head = wire.encode([chunk] * CHUNKS)
+    assert 3 << 20 < len(head) <= wire.MAX_HEAD_BYTES, len(head)
+    for _ in range(HEADS):
+        replica.send_head(head)
+
+
+async def main(endpoint: str, namespace: str, weight: str = "1") -> None:
+    """Serve until the standard input is closed; a line of it begins a flood of heads."""
     replica = FakeReplica(flood)
     info = replica.info
-    fields = {"curve_public_key": info.curve_public_key, "capacity": 8}
+    fields = {"curve_public_key": info.curve_public_key, "capacity": 8, "weight": float(weight)}
     with OmniCoordClientForStage(
         endpoint,
         info.input_addr,
@@ -47,7 +61,8 @@ async def main(endpoint: str, namespace: str) -> None:
         fields=fields,
         on_registered=lambda _replica_id, epoch: object.__setattr__(info, "epoch", epoch),
     ):
-        await asyncio.to_thread(sys.stdin.read)
+        while await asyncio.to_thread(sys.stdin.readline):
+            flood_heads(replica)
     replica.kill()
 
 

@@ -192,6 +192,10 @@ class FakeReplica:
         target = socket or (self._input if on_input else self._output)
         target.send([self._hub, wire.encode(message), *attachments])
 
+    def send_head(self, head: bytes) -> None:
+        """Send what is encoded already."""
+        self._output.send([self._hub, head])
+
     def accept(self, submit: wire.Submit) -> None:
         self.say(wire.Accepted(**self._about(submit)))
 

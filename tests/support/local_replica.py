@@ -18,6 +18,7 @@ from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.lifecycle import LifeState
+from stage_runtime.replica.identity import voices_of
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.server import ReplicaServer
 from tests.support.replica_hub import RawHub
@@ -89,6 +90,7 @@ class LocalReplica:
             epoch=epoch,
             capacity=self.engine.capacity,
             curve_public_key="" if self.keys is None else self.keys.public,
+            voices=list(voices_of(self.engine)),
         )
 
     @property

@@ -43,6 +43,16 @@ def pair(folder: Path, decoders: int = 1) -> DeployConfig:
     return decode_deploy(msgspec.json.encode({"stages": [prefill, decode]}), "test")
 
 
-def alone() -> DeployConfig:
-    """The same model in one stage."""
-    return decode_deploy(msgspec.json.encode({"stages": [{**stage(0), "final_output": "text"}]}), "test")
+def over_network(connector: str) -> DeployConfig:
+    """The two stages, with a KV that goes from replica to replica; a decode that can't have it fails."""
+    transfer = {"kv_connector": connector, "kv_load_failure_policy": "fail"}
+    prefill = stage(0, pd="prefill", kv_transfer_config=transfer)
+    decode = stage(1, pd="decode", kv_transfer_config=transfer)
+    decode |= {"final_output": "text", "default_sampling_params": {"ignore_eos": True}}
+    return decode_deploy(msgspec.json.encode({"stages": [prefill, decode]}), "test")
+
+
+def alone(**params: Any) -> DeployConfig:
+    """The same model in one stage; ``params`` are its default sampling parameters."""
+    only = {**stage(0), "final_output": "text", "default_sampling_params": params}
+    return decode_deploy(msgspec.json.encode({"stages": [only]}), "test")

@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client import Counter, Histogram
 
 from hub.metrics import HubMetrics
-from hub.serve import vllm_omni_flags
+from hub.serve.vllm_omni import flags as vllm_omni_flags
 from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
 from omni_discovery.records import keys
 from omni_discovery.records.api_key import ApiKeyRecord
@@ -380,6 +380,8 @@ _REPLICA_FIELDS: Final = {
     "tokenizer": "hash of the tokenizer that was loaded; empty: not known",
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
+    "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "voices": "the names of the voices that it speaks with; absent: none",
 }
 _API_KEY_FIELDS: Final = {
     "schema": _SCHEMA,
@@ -622,6 +624,7 @@ def _json_type(kind: Any) -> str:
     names: dict[type[Any], str] = {
         msgspec.inspect.StructType: "object",
         msgspec.inspect.ListType: "array",
+        msgspec.inspect.VarTupleType: "array",
         msgspec.inspect.NoneType: "null",
     }
     return names[type(kind)]

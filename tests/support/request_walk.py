@@ -59,6 +59,8 @@ class Walk:
         self.machine = RequestMachine(state)
         self.now_s = 0.0
         self.actions: list[ev.Action] = []
+        #: The stages whose replicas declare that they are deterministic.
+        self.deterministic: set[int] = set()
 
     def tell(self, event: ev.Event | Heard) -> list[ev.Action]:
         self.now_s += 1.0
@@ -71,7 +73,7 @@ class Walk:
 
     def sent(self, stage_id: int, replica_id: int = 0) -> list[ev.Action]:
         replica = ev.ReplicaRef(stage_id, replica_id, 7, f"tcp://{stage_id}-{replica_id}:1")
-        return self.tell(ev.Sent(stage_id, self.attempt(stage_id), replica))
+        return self.tell(ev.Sent(stage_id, self.attempt(stage_id), replica, stage_id in self.deterministic))
 
     def accepted(self, stage_id: int, replica_id: int = 0) -> list[ev.Action]:
         self.sent(stage_id, replica_id)

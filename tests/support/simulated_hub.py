@@ -357,7 +357,8 @@ class Hub:
         self._send(life, submit)
         self.clock.after(ACCEPT_TIMEOUT_S, lambda: self._unanswered(active, life, action.attempt, is_final=False))
         self.clock.after(ACCEPT_LIMIT_S, lambda: self._unanswered(active, life, action.attempt, is_final=True))
-        return ev.Sent(stage_id, action.attempt, ev.ReplicaRef(stage_id, info.replica_id, info.epoch, addr))
+        replica = ev.ReplicaRef(stage_id, info.replica_id, info.epoch, addr)
+        return ev.Sent(stage_id, action.attempt, replica, info.deterministic)
 
     def _say(self, replica: ev.ReplicaRef | None, kind: Any, active: Active, **fields: Any) -> None:
         life = None if replica is None else self.clients.get(replica.input_addr)

@@ -46,10 +46,10 @@ class VirtualClock:
         self.now_s = until_s
 
 
-def answer_of(request_id: str, stage_id: int) -> list[str]:
-    """What the model of a stage makes of a request, piece by piece: always the same."""
+def answer_of(request_id: str, stage_id: int, variant: int = 0) -> list[str]:
+    """What the model of a stage makes of a request, piece by piece: always the same, but for variants."""
     count = zlib.crc32(f"{request_id}/{stage_id}".encode()) % 6
-    return [f"{request_id}.{stage_id}.{number} " for number in range(count)]
+    return [f"{request_id}.{stage_id}.{number}{'!' * variant} " for number in range(count)]
 
 
 def hands_over(request_id: str, stage_id: int, to_stage: int) -> bool:
@@ -102,6 +102,8 @@ class Life:
     ) -> None:
         self.clock, self.rng, self.log = clock, rng, log
         self.stage_id, self.replica_id, self.epoch, self.addr = stage_id, replica_id, epoch, addr
+        #: What its record declares, and which of the possible answers it gives.
+        self.deterministic, self.variant = False, 0
         self.capacity = rng.choice([1, 2, 4])
         self.gated = rng.random() < 0.5
         self.alive, self.hung, self.connected, self.draining = True, False, False, False
@@ -122,6 +124,7 @@ class Life:
         return ReplicaInfo(
             self.addr, self.addr + "o", self.stage_id, status, 0, 0.0, 0.0,
             replica_id=self.replica_id, epoch=self.epoch, capacity=self.capacity, pid=self.epoch,
+            deterministic=self.deterministic,
         )  # fmt: skip
 
     # ---- what happens to it
@@ -227,6 +230,7 @@ class Life:
             self.clock.after(0.002, self.die, self)
             return
         if submit.resume is not None:
+            assert not self.deterministic, "deterministic work is begun again, not continued"
             job.said = len(submit.resume.token_ids)
             shown = "".join(answer_of(submit.request_id, self.stage_id)[: job.said])
             if submit.inputs["stubborn"] or submit.resume.text != shown:
@@ -238,7 +242,7 @@ class Life:
 
     def _speak(self, job: Job) -> None:
         submit = job.submit
-        answer = answer_of(submit.request_id, self.stage_id)
+        answer = answer_of(submit.request_id, self.stage_id, self.variant)
         luck = self.rng.random()
         if luck < 0.01:
             self._fail(job, FailureKind.ENGINE, "it broke")

@@ -9,6 +9,7 @@ import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.door.config import DoorConfig, OwnPort
+from hub.api.door.hosts import is_loopback
 from hub.api.door.keys import ApiKey, read_key, read_key_file
 from hub.api.door.tls import TlsFiles, load_context
 from omni_discovery.commands.access.secret_file import read_secret_file
@@ -189,13 +190,6 @@ def _token(name: str, flag: str, file: str | None, value: str | None) -> ApiKey 
 
 def warn_if_open(host: str, door: DoorConfig) -> None:
     """Log a warning if other hosts may reach an API that asks for no key."""
-    if not door.asks_for_key and not _is_loopback(host):
+    if not door.asks_for_key and not is_loopback(host):
         text = "hub.open host=%s: whoever reaches this port may use the API; --api-key-file FILE has it ask for a key"
         logger.warning(text, host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

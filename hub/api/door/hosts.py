@@ -7,27 +7,32 @@ then carry that name as Host, and the page may read the answers.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Iterable
-from urllib.parse import urlsplit
+from typing import Final
+
+#: A name or an IPv4 address, or an IPv6 address in brackets; and a port.
+_AUTHORITY: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/?#@\s]+)(?::(\d{1,5}))?")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#\s]+)")
 
 
-def host_of(authority: str) -> str:
-    """The host of ``host``, ``host:port`` or ``[address]:port``, in lower case; empty if it is none."""
-    try:
-        return (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+def is_own_host(authority: str, names: Collection[str]) -> bool:
+    """Whether ``host`` or ``host:port`` is an address, a loopback name or one of ``names``.
+
+    Nobody else can have these lead here: who sends an address means that address.
+    """
+    found = _AUTHORITY.fullmatch(authority)
+    host = _plain(found[1]) if found else ""
+    return _is_address(host) or _is_local_name(host) or host in {_plain(name) for name in names}
 
 
-def is_own_host(host: str, names: Collection[str]) -> bool:
-    """Whether ``host`` is an address, ``localhost`` or one of ``names``: nobody else can have these lead here."""
-    if host == "localhost" or host in {name.lower().rstrip(".") for name in names}:
-        return True
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+def is_own_page(origin: str, authority: str) -> bool:
+    """Whether a page of this origin is one of the host and port that a request was sent to.
+
+    The scheme may differ: a proxy may add TLS.
+    """
+    found = _ORIGIN.fullmatch(origin.lower())
+    return found is not None and found[1] == authority.lower()
 
 
 def means_this_host(headers: Iterable[tuple[bytes, bytes]], names: Collection[str]) -> bool:
@@ -35,13 +40,28 @@ def means_this_host(headers: Iterable[tuple[bytes, bytes]], names: Collection[st
     given = [(name.lower(), value.decode("latin-1")) for name, value in headers]
     hosts = [value for name, value in given if name == b"host"]
     origins = [value for name, value in given if name == b"origin"]
-    if len(hosts) != 1 or not is_own_host(host_of(hosts[0]), names):
+    if len(hosts) != 1 or not is_own_host(hosts[0], names):
         return False
-    return all(_authority_of(origin) == hosts[0] for origin in origins)
+    return all(is_own_page(origin, hosts[0]) for origin in origins)
 
 
-def _authority_of(origin: str) -> str | None:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that is bound to this host."""
+    return _is_local_name(host) or (_is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)
+
+
+def _plain(host: str) -> str:
+    return host.lower().rstrip(".")
+
+
+def _is_address(name: str) -> bool:
     try:
-        return urlsplit(origin).netloc
+        ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return None
+        return False
+    return True
+
+
+def _is_local_name(name: str) -> bool:
+    """Whether it is a name that always leads to the machine that asks."""
+    return name == "localhost" or name.endswith(".localhost")

@@ -218,7 +218,7 @@ class OmniEngineClient(StageControl, EngineClient):
 
     def _trouble(self) -> OmniError | None:
         try:
-            self._omni.check_health()
+            self._omni.check_serving()
         except OmniError as error:
             return error
         return None

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from starlette.datastructures import MutableHeaders
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
-from hub.api.chat import stale_header
 from hub.api.errors import describe, error_response
+from hub.api.generation.running import stale_header
 from hub.api.vllm import fan_out
 from hub.api.vllm.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError

@@ -131,6 +131,8 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
 
 #: Clocks that differ by less, in seconds, are not reported.
 _CLOCK_S: Final = 2.0
+#: No clock is right that says more, seconds since 1970: it is a record of somebody who makes them up.
+_LAST_MOMENT_S: Final = 1e11
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
 _NEWER: Final = f"run etcd {SAFE_RELEASES}"
@@ -234,7 +236,7 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
     latest_s, latest_host = 0.0, ""
     for item in sorted(evidence.items, key=lambda item: item.mod_revision):
         info = by_key.get(item.key)
-        if info is None:
+        if info is None or not 0.0 <= info.last_heartbeat < _LAST_MOMENT_S:
             continue
         ahead_s = info.last_heartbeat - evidence.now_s
         if ahead_s > _CLOCK_S:

@@ -30,7 +30,9 @@ from omni_discovery.deploy.trust.vllm_args import (
     PARTS,
     PICKLED_FORMATS,
     PICKLED_METHODS,
+    WORDS_OF_OMNI,
     is_numbers,
+    is_plain,
     is_setting,
     is_text,
 )
@@ -50,7 +52,7 @@ JUDGED: Final[Mapping[type[msgspec.Struct], frozenset[str]]] = {
     StageConfig: frozenset(
         (
             *("stage_id", "engine", "model", "engine_args", "runtime", "default_sampling_params", "final_output"),
-            "input_from",
+            *("input_from", "deterministic"),
         )
     ),
     RuntimeConfig: frozenset(("devices", "num_replicas", "share_devices", "ray", "python")),
@@ -65,7 +67,7 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "echo": frozenset(
         (
             *("capacity", "modality", "delay_s", "load_s", "payload_bytes", "fail_on", "crash_on", "kill_on"),
-            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc"),
+            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc", "random"),
         )
     ),
     "diffusion": frozenset(
@@ -147,9 +149,10 @@ def _closed_engine(stage: StageConfig, bounds: Bounds, locate: Locate) -> Iterat
     elif stage.engine == "torch":
         yield from _closed_target(stage.engine_args.get("target"), bounds)
     elif stage.engine in _OF_VLLM:
-        own = OWN_OF_OMNI if stage.engine == "vllm-omni" else frozenset()
+        is_omni = stage.engine == "vllm-omni"
         for name, value in stage.engine_args.items():
-            if name not in own or not is_numbers(value):
+            is_own = (name in OWN_OF_OMNI and is_numbers(value)) or (name in WORDS_OF_OMNI and is_plain(value))
+            if not (is_omni and is_own):
                 yield from _closed_vllm(name, value, bounds, locate)
     else:
         for name, value in stage.engine_args.items():

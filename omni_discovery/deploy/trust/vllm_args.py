@@ -138,10 +138,12 @@ _OTHER_FILES: Final = frozenset(("gguf",))
 _NAMES_IN_PARTS: Final = frozenset(("revision", "engine_id"))
 #: This project's own arguments of engine ``vllm`` that are settings; ``allow_rpc`` is none.
 OWN: Final = frozenset(("pd", "handoff"))
+#: Words of engine ``vllm-omni`` that name something in vLLM-Omni's own tables.
+WORDS_OF_OMNI: Final = frozenset(("pipeline",))
 #: Arguments of engine ``vllm-omni``, its own and vLLM-Omni's, that are settings where they hold numbers alone.
 OWN_OF_OMNI: Final = frozenset(
     (
-        *("async_chunk", "connector_extra", "sample_rate_hz", "untested_pipeline"),
+        *("async_chunk", "connector_extra", "sample_rate_hz", "untested_pipeline", "max_side_px"),
         *("subtalker_sampling_params", "silence_ban_frames"),
     )
 )

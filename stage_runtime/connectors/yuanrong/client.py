@@ -22,7 +22,7 @@ from stage_runtime.connectors.serialization import Buffer
 
 #: The module's name, and what it was called before.
 _MODULES: Final = ("yr.datasystem.kv_client", "datasystem.kv_client")
-_CODE: Final = re.compile(r"code: \[([^\]]+)\]")
+_CODE: Final = re.compile(r"code: \[([^\[\]]+)\]")
 _NOT_FOUND: Final = "Key not found"
 _EXISTS: Final = "Object already exist error"
 _NO_ROOM: Final = ("Out of memory", "No space left on device")

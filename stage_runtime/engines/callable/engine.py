@@ -8,7 +8,6 @@ document only.
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
 from stage_runtime.engines.errors import error_of
-from stage_runtime.engines.files import code_version, npy_of, wav_of
+from stage_runtime.engines.files import code_version, npy_of, png_of, wav_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +57,7 @@ class ValueReader:
             yield self._file(key, value)
         elif _is_image(value):
             self._must_show("image", "a picture")
-            file = io.BytesIO()
-            value.save(file, format="PNG")
-            yield EngineOutput(key, image_png=file.getvalue())
+            yield EngineOutput(key, image_png=png_of(value))
         elif not _is_array(value):
             raise TypeError(f"a {type(value).__name__} can't be put out; {self._right}")
         else:
@@ -166,6 +163,11 @@ class TorchEngine:
     def model_details(self) -> Mapping[str, str]:
         """See DescribedEngine. ``code`` covers the target's own file, not the modules that it imports."""
         return {"code": f"{self._args.target}+{source_hash(self._args)}; {code_version()}"}
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """See SpeakingEngine."""
+        return self._args.voices
 
     def check(self) -> None:
         """See CheckedEngine. User code is imported, not called."""

@@ -37,6 +37,8 @@ class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str = ""
     #: Sample rate of the sound that an audio stage returns.
     sample_rate_hz: Annotated[int, Meta(ge=1000, le=384_000)] = 24_000
+    #: The voices that clients are shown; the callable's field ``speaker`` gets the one that they name.
+    voices: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

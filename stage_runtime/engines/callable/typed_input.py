@@ -11,10 +11,10 @@ from typing import Any, Final, get_origin
 import msgspec
 from msgspec import inspect as shapes
 
-from omni_discovery.data_urls import picture_parts
+from omni_discovery.data_urls import FILE_PARTS, file_parts
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.sampling import seed_of
 
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
@@ -50,7 +50,7 @@ class TypedInput:
         if unknown is not None:
             raise InvalidRequestError(f"the parameter {unknown!r} is not known to this stage")
         given |= {name: value for name, value in request.inputs.items() if value is not None}
-        self._check_pictures(request)
+        self._check_files(request)
         handed = self._handed(request)
         given |= handed
         if "prompt" in self._fields and "prompt" not in given and "messages" in given:
@@ -63,11 +63,13 @@ class TypedInput:
         except msgspec.ValidationError as error:
             raise InvalidRequestError(_located(str(error), handed)) from error
 
-    def _check_pictures(self, request: StageRequest) -> None:
-        """Raise InvalidRequestError if a picture of the client would be ignored."""
+    def _check_files(self, request: StageRequest) -> None:
+        """Raise InvalidRequestError if a picture, or another file, of the client would be ignored."""
         is_first = not request.payloads and not request.stream_from
-        if is_first and "messages" not in self._fields and picture_parts(request.inputs.get("messages")):
-            raise InvalidRequestError("messages: this stage takes no pictures; its input has no field 'messages'")
+        files = file_parts(request.inputs.get("messages")) if is_first and "messages" not in self._fields else ()
+        for part in files:
+            what = FILE_PARTS[part["type"]]
+            raise InvalidRequestError(f"messages: this stage takes no {what}; its input has no field 'messages'")
 
     def _handed(self, request: StageRequest) -> dict[str, Any]:
         """The values of the hand-offs by field; of equal names the last stage's."""

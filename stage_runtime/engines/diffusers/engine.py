@@ -1,39 +1,19 @@
-"""A diffusers pipeline as a stage: text, a class label or the embeddings of an earlier stage in, one PNG out.
-
-Requests for similar pictures are drawn as one batch, from its first step to its last, in a thread of the pipeline's
-own; requests that come meanwhile wait for the next batch. The pictures of a failed batch are drawn again one by one, so
-that only the request that caused the failure fails.
-"""
+"""A diffusers pipeline as a stage: text, a class label or the embeddings of an earlier stage in, one PNG out."""
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import time
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
-from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.errors import ConfigError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
-from stage_runtime.engines.diffusers.batches import BatchQueue, Waiting
-from stage_runtime.engines.diffusers.request import Embeds, Picture, Traits, read_picture
-from stage_runtime.engines.diffusers.thread import (
-    Batch,
-    BatchDrawn,
-    BatchFailed,
-    BatchStepped,
-    BatchStopped,
-    Event,
-    PipelineThread,
-)
-
-logger = logging.getLogger(__name__)
-
-#: How long ``step`` waits for an event of the pipeline; new requests and aborts wait no longer than this.
-_LISTEN_S: Final = 0.02
+from stage_runtime.engines.pictures.drawer import PictureDrawer
+from stage_runtime.engines.pictures.request import Traits, read_picture
 
 
 class DiffusersArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,13 +53,7 @@ class DiffusersEngine:
         #: See DescribedEngine.
         self.model_details: dict[str, str] = {}
         self._traits: Traits | None = None
-        self._thread: PipelineThread[Picture] | None = None
-        self._queue: BatchQueue[Picture] = BatchQueue()
-        self._batch: Batch[Picture] | None = None
-        #: The requests of the batch; None in the place of one that was aborted.
-        self._members: list[Waiting[Picture] | None] = []
-        self._moved_at_s = 0.0
-        self._due: list[EngineOutput] = []
+        self._drawer: PictureDrawer | None = None
 
     @property
     def capacity(self) -> int:
@@ -130,17 +104,14 @@ class DiffusersEngine:
         self._traits = traits_of(pipe, source, self._args.call_args, self._args.max_side_px)
         self.model_details = {"dtype": source.dtype, "revision": revision_of(folder)}
         pipeline = Pipeline(pipe, self._traits, source, self._args.call_args)
-        self._thread = PipelineThread(pipeline.draw, pipeline.is_lost)
+        self._drawer = PictureDrawer(self._args.capacity, pipeline.draw, pipeline.is_lost)
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if self._traits is None:
+        drawer, traits = self._drawer, self._traits
+        if drawer is None or traits is None:
             raise RuntimeError("the engine is not loaded")
-        running = {each.key for each in self._members if each is not None}
-        if request.key in running or request.key in self._queue:
-            raise InvalidRequestError("the request is running already")
-        picture = read_picture(request, self._traits)
-        self._queue.add(request.key, picture, picture.alike, request.priority)
+        drawer.add(request.key, read_picture(request, traits), request.priority)
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is a picture of its own."""
@@ -148,81 +119,25 @@ class DiffusersEngine:
 
     def abort(self, key: str) -> None:
         """See Engine. The batch goes on for its other requests; without any, it ends after its present step."""
-        is_known = self._queue.remove(key)
-        for place, member in enumerate(self._members):
-            if member is not None and member.key == key:
-                self._members[place], is_known = None, True
-        if self._batch is not None and not any(self._members):
-            self._batch.is_unwanted.set()
-        if is_known:
-            self._due.append(EngineOutput(key, finish_reason="abort"))
+        if self._drawer is not None:
+            self._drawer.abort(key)
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._due or self._queue) or self._batch is not None
+        return self._drawer is not None and self._drawer.has_unfinished()
 
     def moved_at_s(self) -> float:
         """See ThreadedEngine."""
-        return time.monotonic() if self._batch is None else self._moved_at_s
+        return time.monotonic() if self._drawer is None else self._drawer.moved_at_s()
 
     def step(self) -> list[EngineOutput]:
         """See Engine. Waits up to 20 ms for events of the pipeline."""
-        outputs, self._due = self._due, []
-        thread = self._start_batch()
-        for event in thread.events(0.0 if outputs or self._batch is None else _LISTEN_S):
-            self._moved_at_s = time.monotonic()
-            outputs += self._outputs_of(event)
-        self._start_batch()
-        return outputs
+        if self._drawer is None:
+            raise RuntimeError("the engine is not loaded")
+        return self._drawer.step()
 
     def close(self) -> None:
         """See Engine."""
-        self._queue.clear()
-        if self._batch is not None:
-            self._batch.is_unwanted.set()
-        if self._thread is not None:
-            self._thread.close()
-            self._thread = None
-
-    def _start_batch(self) -> PipelineThread[Picture]:
-        """Start the next batch if none is being drawn."""
-        if self._thread is None:
-            raise RuntimeError("the engine is not loaded")
-        if self._batch is None and len(self._queue):
-            members = self._queue.pop_batch(self._args.capacity)
-            self._members = [*members]
-            self._batch, self._moved_at_s = Batch([member.item for member in members]), time.monotonic()
-            self._thread.start(self._batch)
-        return self._thread
-
-    def _outputs_of(self, event: Event) -> list[EngineOutput]:
-        """The outputs of an event, for the requests that were not aborted. Raise RuntimeError if the device is lost."""
-        if isinstance(event, BatchStepped):
-            usage = {"steps": event.steps}
-            return [EngineOutput(member.key, usage=usage) for member in self._members if member is not None]
-        members, self._members, self._batch = self._members, [], None
-        present = [member for member in members if member is not None]
-        match event:
-            case BatchDrawn(pngs, steps):
-                return [
-                    EngineOutput(member.key, image_png=png, finish_reason="stop", usage={"steps": steps})
-                    for member, png in zip(members, pngs, strict=True)
-                    if member is not None
-                ]
-            case BatchStopped():
-                return []
-            case BatchFailed(is_lost=True):
-                raise RuntimeError(f"{event.reason}; the device does not work any more")
-            case BatchFailed() if len(members) > 1:
-                # One picture, or their number, was too much; it may have been one that was aborted.
-                logger.warning("diffusers.batch_failed pictures=%d reason=%s", len(members), event.reason)
-                self._queue.requeue_alone(present)
-                return []
-            case BatchFailed():
-                return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in present]
-
-
-def _reason(event: BatchFailed, member: Waiting[Picture]) -> str:
-    prompt = member.item.prompt
-    shape = f", drawing embeddings of shape {tuple(prompt.rows.shape)}" if isinstance(prompt, Embeds) else ""
-    return event.reason + shape
+        drawer, self._drawer = self._drawer, None
+        if drawer is not None:
+            drawer.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,9 @@ import torch
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
-from stage_runtime.engines.diffusers.request import Embeds, Picture, Traits
+from stage_runtime.engines.files import png_of
+from stage_runtime.engines.pictures.request import Embeds, Picture, Traits
+from stage_runtime.engines.pictures.steps import steps_heard
 
 INDEX: Final = "model_index.json"
 #: Libraries whose classes a pipeline may be made of, besides the modules beside diffusers' own pipelines.
@@ -160,7 +160,7 @@ class Pipeline:
             images = self._pipe(**call, **more, generator=generators, output_type="pil").images
         if len(images) != len(pictures):
             raise RuntimeError(f"{self._traits.name} drew {len(images)} pictures, asked for {len(pictures)}")
-        return [_png_of(image) for image in images]
+        return [png_of(image) for image in images]
 
     def is_lost(self) -> bool:
         """Whether the device can't compute any more. Returns unused memory of the allocator to the device."""
@@ -215,26 +215,6 @@ class Pipeline:
 
             yield {"callback_on_step_end": at_step_end, "callback_on_step_end_tensor_inputs": []}
             return
-        # Older pipelines have no callback, or none that may raise. Each of their steps ends in the scheduler.
-        scheduler, steps = self._pipe.scheduler, 0
-        step_of_class = scheduler.step
-
-        @functools.wraps(step_of_class)
-        def step_and_say(*args: Any, **kwargs: Any) -> Any:
-            nonlocal steps
-            made = step_of_class(*args, **kwargs)
-            steps += 1
-            on_step(steps)
-            return made
-
-        scheduler.step = step_and_say
-        try:
+        # Older pipelines have no callback, or none that may raise.
+        with steps_heard(self._pipe.scheduler, on_step):
             yield {}
-        finally:
-            del scheduler.step
-
-
-def _png_of(image: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -118,6 +119,8 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     hang_on: str = ""
     #: A file of process ids, one a line, or none: a replica whose own is in it fails every request.
     broken_file: str = ""
+    #: Draw a number behind each word, by the request's ``seed`` if it has one.
+    random: bool = False
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
     #: How long a control call takes, and which methods ``collective_rpc`` may call.
@@ -126,7 +129,7 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class EchoEngine:
-    """Deterministic: the same request gets the same words, token ids and picture in every process."""
+    """The same request gets the same words, token ids and picture in every process, but with ``random``."""
 
     def __init__(self, stage: StageConfig) -> None:
         self._args = checked_args(stage, EchoArgs)
@@ -175,7 +178,13 @@ class EchoEngine:
             raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
         if request.resume is not None and self._args.modality == "image":
             raise NotResumableError(f"a picture: {NOT_RESUMABLE['a picture']}")
-        speech = Speech(request, max_tokens, time.monotonic() + self._args.delay_s, owed=set(request.stream_from))
+        speech = Speech(
+            request,
+            max_tokens,
+            time.monotonic() + self._args.delay_s,
+            owed=set(request.stream_from),
+            dice=Random(request.params.get("seed")) if self._args.random else None,
+        )
         speech.add_text(text)
         self._speeches[request.key] = speech
 

@@ -7,16 +7,17 @@ import zlib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Final
 
 import numpy as np
 
-from omni_discovery.data_urls import read_picture
+from omni_discovery.data_urls import FILE_PARTS, read_file
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import StageRequest
 
-_WORD = re.compile(r"\s*\S+\s*$|\s*\S+\s")
+_WORD = re.compile(r"\s*+\S++(?:\s*+$|\s)")
 
 #: How many words an answer may have ready before it wants no more pieces.
 _AHEAD: Final = 2
@@ -48,11 +49,17 @@ class Speech:
     is_paused: bool = False
     #: How many characters of the text were handed over.
     handed: int = 0
+    #: What draws the numbers behind the words, if there are any.
+    dice: Random | None = None
     _shown: str = ""
 
     def add_text(self, text: str) -> None:
         """Append text. Raise NotResumableError if the answer does not begin with what another replica has shown."""
-        words = _WORD.findall(text)
+        if self.dice is not None:
+            dice = self.dice
+            text = re.sub(r"\S+", lambda word: f"{word[0]}~{dice.randrange(1000)}", text)
+        # In text without a word, the search would begin anew at each character.
+        words = [] if text.isspace() else _WORD.findall(text)
         self.text += text
         self.word_count += len(words)
         planned = len(self.said) + len(self.words)
@@ -149,8 +156,8 @@ def _content_of(content: Any) -> Any:
 
 
 def _said_of(part: Mapping[str, Any]) -> str:
-    """The text of a part of a message; of a picture, one word with its size and checksum."""
-    if part.get("type") != "image_url":
+    """The text of a part of a message; of a picture or another file, one word with its size and checksum."""
+    if part.get("type") not in FILE_PARTS:
         return str(part.get("text", ""))
-    mime, file = read_picture(part.get("image_url"))
+    mime, file = read_file(part)
     return f"<{mime};bytes={len(file)};crc32={zlib.crc32(file):08x}>"

@@ -7,7 +7,6 @@ are what guidance leads away from.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,11 +16,13 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.companions import NEGATIVE, negative_of
+from stage_runtime.engines.files import png_of
 from stage_runtime.engines.handoffs import joined
-from stage_runtime.engines.sampling import Seed, checked, seed_of
+from stage_runtime.engines.sampling import Seed, checked
 
 if TYPE_CHECKING:
     from stage_runtime.engines.diffusers.engine import DiffusersEngine
@@ -173,9 +174,7 @@ class DiffusionEngine:
     def _png(self, canvas: Canvas) -> bytes:
         from stage_runtime.engines.painter.dit import compose_image
 
-        buffer = io.BytesIO()
-        compose_image(canvas.ink(), self._args.height_px).save(buffer, format="PNG")
-        return buffer.getvalue()
+        return png_of(compose_image(canvas.ink(), self._args.height_px))
 
 
 def _token_ids(request: StageRequest) -> Any:

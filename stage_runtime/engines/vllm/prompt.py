@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS, read_picture
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.prompts import read_prompt
+from stage_runtime.engines.prompts import check_unread, read_prompt
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
 
@@ -149,6 +149,7 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     if request.payloads:
         prompt = read_handed(request.payloads.values(), model)
     else:
+        check_unread(request.inputs)
         inputs, items = take_pictures(request.inputs) if model.takes_items else (request.inputs, None)
         prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, images=items is not None), items=items)
     if not len(prompt):

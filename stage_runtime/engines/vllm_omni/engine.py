@@ -108,6 +108,11 @@ class OmniStage:
         """See Engine."""
         return "text" if self._stage.final_output == "none" else self._stage.final_output
 
+    @property
+    def deterministic(self) -> bool:
+        """See DeterministicEngine."""
+        return self._loaded is not None and self._loaded.is_deterministic
+
     def load(self, report: Report) -> None:
         """See Engine."""
         self._loaded = loaded = load_stage(self._stage, self._args, self._given, report)
@@ -120,6 +125,14 @@ class OmniStage:
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "revision": str(config.model_config.revision or ""),
         }
+
+    @property
+    def voices(self) -> list[str]:
+        """See SpeakingEngine."""
+        if self._loaded is None or not self._loaded.is_first:
+            return []
+        talker = getattr(self._loaded.hf_config, "talker_config", None)
+        return sorted(getattr(talker, "spk_id", None) or ())
 
     def _tokenizer_of(self, config: Any) -> Any:
         from vllm.tokenizers import cached_tokenizer_from_config

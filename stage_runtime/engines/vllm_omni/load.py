@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +14,7 @@ from omni_discovery.text import essence
 from stage_runtime.engines.base import Report
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.vllm_omni import connector
-from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs
+from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.mailbox import Mailbox
 
 #: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
@@ -38,6 +40,8 @@ class LoadedStage:
     #: The last stage of the pipeline.
     last_stage: int
     mailbox: Mailbox
+    #: See DeterministicEngine.
+    is_deterministic: bool
 
     @property
     def hf_config(self) -> Any:
@@ -78,6 +82,7 @@ def load_stage(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any], rep
 
 
 def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> LoadedStage:
+    from vllm.platforms import current_platform
     from vllm.tokenizers import cached_tokenizer_from_config
     from vllm.v1.engine.core import EngineCore
     from vllm_omni.engine import stage_init_utils
@@ -111,23 +116,35 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
         defaults=dict(config.model_config.default_sampling_params or {}),
         last_stage=max(each.stage_id for each in plan.stage_configs),
         mailbox=mailbox,
+        is_deterministic=is_deterministic(
+            getattr(plan.pipeline_config, "model_type", None),
+            current_platform.device_type,
+            spec["extra"],
+            in_pieces=args.async_chunk,
+        ),
     )
 
 
 def _resolve(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Any:
-    """The model's pipeline by vLLM-Omni's own deploy file, with the document's settings over it."""
+    """The model's pipeline by vLLM-Omni's own deploy file, with the document's settings over it.
+
+    With ``pipeline`` the document's settings are all, and the deploy file names the pipeline alone.
+    """
     from vllm_omni.config.resolver import resolve_omni_config
 
     # Its own deploy files allow the code that comes with a model; here the document has to.
     trusted = bool(given.get("trust_remote_code", False))
-    return resolve_omni_config(
-        stage.model,
-        trust_remote_code=trusted,
-        deploy_config_path=None,
-        cli_overrides={"async_chunk": args.async_chunk, "use_v2_model_runner": False},
-        stage_overrides={str(stage.stage_id): {**given, **_ALWAYS, "trust_remote_code": trusted}},
-        strategy_config_path=None,
-    )
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(json.dumps({"pipeline": args.pipeline, "stages": []}))
+        file.flush()
+        return resolve_omni_config(
+            stage.model,
+            trust_remote_code=trusted,
+            deploy_config_path=file.name if args.pipeline else None,
+            cli_overrides={"async_chunk": args.async_chunk, "use_v2_model_runner": False},
+            stage_overrides={str(stage.stage_id): {**given, **_ALWAYS, "trust_remote_code": trusted}},
+            strategy_config_path=None,
+        )
 
 
 def _stage_of(plan: Any, stage: StageConfig, args: OmniArgs) -> Any:
@@ -165,7 +182,8 @@ def _connector_spec(plan: Any, stage: StageConfig, args: OmniArgs) -> dict[str, 
     """Our connector, with the settings of the one that vLLM-Omni's deploy file names: its processors read them."""
     from vllm_omni.engine import stage_init_utils
 
-    transfer = stage_init_utils.load_omni_transfer_config_for_model(stage.model, plan.config_path)
+    file = None if args.pipeline else plan.config_path
+    transfer = stage_init_utils.load_omni_transfer_config_for_model(stage.model, file)
     spec = stage_init_utils.get_stage_connector_spec(transfer, stage.stage_id, args.async_chunk)
     is_first = not plan.stage_by_id(stage.stage_id).input_sources
     extra = {**spec.get("extra", {}), **args.connector_extra, "role": "sender" if is_first else "receiver"}

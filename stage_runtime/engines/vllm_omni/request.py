@@ -13,9 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.prompts import read_prompt
-from stage_runtime.engines.sampling import seed_of, token_sampling
+from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
 from stage_runtime.engines.vllm_omni.handoff import Source
 from stage_runtime.engines.vllm_omni.load import LoadedStage

@@ -31,9 +31,9 @@ async def served(replica: LocalReplica) -> AsyncIterator[int]:
             await server.stop()
 
 
-async def ask(port: int, prompt: str, *, stream: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def ask(port: int, prompt: str, *, stream: bool, n: int = 1) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": stream}).encode()
+    body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": stream, "n": n}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
@@ -64,6 +64,17 @@ async def test_a_client_that_leaves_ends_its_request_at_once(stream: bool, delay
                 writer.close()
 
 
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_client_that_leaves_ends_all_the_answers_that_it_asked_for(stream: bool) -> None:
+    with LocalReplica(HUBS, capacity=4, delay_s=0.02) as replica:
+        async with served(replica) as port:
+            _, writer = await ask(port, "word " * 10_000, stream=stream, n=3)
+            await until(lambda: len(replica.loop) == 3, 30.0)
+            writer.transport.abort()
+            await until(lambda: len(replica.loop) == 0, 30.0)
+            await until(lambda: not any("_pump" in repr(task) for task in asyncio.all_tasks()), 30.0)
+
+
 async def test_an_answer_that_ends_ends_the_watch_over_its_client() -> None:
     """Requests of one connection, one after the other: no task of an earlier one is left."""
     with LocalReplica(HUBS, capacity=2) as replica:
@@ -72,5 +83,5 @@ async def test_an_answer_that_ends_ends_the_watch_over_its_client() -> None:
                 reader, writer = await ask(port, "word", stream=stream)
                 async with asyncio.timeout(5.0):
                     await reader.readuntil(b"[DONE]" if stream else b'"usage"')
-                await until(lambda: not any("_ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
+                await until(lambda: not any("ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
                 writer.close()

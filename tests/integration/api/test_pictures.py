@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from hub.api.chat_schema import MAX_BODY_BYTES
+from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.routes import build_app
 from stage_runtime.engines.base import create_engine
 from tests.integration.hub.test_streaming_input import ONE

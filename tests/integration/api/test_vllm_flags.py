@@ -12,7 +12,7 @@ from omni_discovery.errors import ConfigError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
-#: Ours, or answered by ``hub.serve.vllm_omni_flags``.
+#: Ours, or answered by ``hub.serve.vllm_omni.flags``.
 NOT_ENGINES = {"help", "device_ids"}
 NOT_SERVERS = {"host", "port", "headless", "config", "api_server_count"}
 

@@ -15,6 +15,7 @@ from tests.support.hub_fakes import (
     ONE_STAGE,
     QUICK,
     FakeReplica,
+    Script,
     ask,
     collect,
     deploy_of,
@@ -44,6 +45,35 @@ def fail_bad(replica: FakeReplica, submit: wire.Submit) -> None:
 def fail_all(replica: FakeReplica, submit: wire.Submit) -> None:
     replica.accept(submit)
     replica.fail(submit)
+
+
+def say_done_with_a_gap(replica: FakeReplica, submit: wire.Submit) -> None:
+    """End at once, with a number that says that pieces came before."""
+    replica.accept(submit)
+    replica.done(submit, 7)
+
+
+def give_up(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Stop the work, though nobody has asked for it."""
+    replica.accept(submit)
+    replica.done(submit, 0, finish_reason="abort")
+
+
+@pytest.mark.attack("E9")
+@pytest.mark.parametrize("script", [say_done_with_a_gap, give_up])
+async def test_a_replica_whose_answers_are_not_whole_is_left_out(
+    script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each request that meets it is served by the other; it is ejected as one whose engine fails."""
+    replicas = [FakeReplica(script, replica_id=0), FakeReplica(echo, replica_id=1)]
+    async with running_hub(*replicas) as omni:
+        for _ in range(20):
+            assert (await ask(omni, "well")).strip() == "well"
+            if ejected(omni) == 1:
+                break
+        assert ejected(omni) == 1
+    assert "replica.ejected replica=0/0" in caplog.text
+    assert "its output is not whole" in caplog.text
 
 
 async def fail(omni: AsyncOmni) -> None:

@@ -220,7 +220,7 @@ async def test_a_reader_that_lets_too_much_pile_up_loses_its_request_only() -> N
         with pytest.raises(OverloadedError, match="too slowly"):
             await collect(outputs)
         await until(lambda: bool(replica.of(wire.Abort)))
-        omni.check_health()
+        await omni.check_health()
 
 
 async def test_closing_the_hub_ends_every_request_and_tells_the_replicas() -> None:
@@ -234,7 +234,7 @@ async def test_closing_the_hub_ends_every_request_and_tells_the_replicas() -> No
             await anext(outputs)
         assert not omni.is_running
         with pytest.raises(RequestError):
-            omni.check_health()
+            await omni.check_health()
         with pytest.raises(RequestError):
             await anext(omni.generate({"prompt": "x"}))
         await omni.close()

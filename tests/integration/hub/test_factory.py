@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -24,15 +23,15 @@ Factory = Callable[[Orchestrator, int, int], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def hub_with(factory: Factory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncOmni]:
-    """A hub whose orchestrator asks this factory for clients."""
-    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KeyPair.generate(), QUICK, "round-robin")
+async def hub_with(factory: Factory) -> AsyncIterator[AsyncOmni]:
+    """A hub that asks this factory for clients."""
 
     async def ask(stage_id: int, replica_id: int) -> Any:
         assert omni._orchestrator is not None
         return await factory(omni._orchestrator, stage_id, replica_id)
 
-    monkeypatch.setattr("hub.async_omni.Orchestrator", partial(Orchestrator, remote_replica_factory=ask))
+    keys = KeyPair.generate()
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", keys, QUICK, "round-robin", remote_replica_factory=ask)
     await omni.start()
     try:
         yield omni
@@ -44,8 +43,8 @@ async def ask(omni: AsyncOmni, prompt: str) -> str:
     return text_of(await collect(omni.generate({"prompt": prompt})))
 
 
-async def test_the_orchestrator_shows_what_users_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hub_with(Orchestrator.connect_replica, monkeypatch) as omni:
+async def test_the_orchestrator_shows_what_users_know() -> None:
+    async with hub_with(Orchestrator.connect_replica) as omni:
         orchestrator = omni._orchestrator
         assert isinstance(orchestrator, Orchestrator)
         assert orchestrator.async_chunk is False
@@ -59,9 +58,7 @@ async def test_the_orchestrator_shows_what_users_know(monkeypatch: pytest.Monkey
     assert get_args(module.RemoteReplicaFactory) == ([int, int], Awaitable[Any])
 
 
-async def test_a_factory_is_asked_once_for_each_replica_however_often_its_record_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_factory_is_asked_once_for_each_replica_however_often_its_record_changes() -> None:
     """1. the factory takes its time; meanwhile the record comes three times more
     2. it was asked once, and its client serves
     """
@@ -74,7 +71,7 @@ async def test_a_factory_is_asked_once_for_each_replica_however_often_its_record
         return await orchestrator.connect_replica(stage_id, replica_id)
 
     replica = FakeReplica(echo, replica_id=4)
-    async with hub_with(slow, monkeypatch) as omni:
+    async with hub_with(slow) as omni:
         for _ in range(4):
             show(omni, replica.info)
             await asyncio.sleep(0.02)
@@ -88,7 +85,7 @@ async def test_a_factory_is_asked_once_for_each_replica_however_often_its_record
     replica.kill()
 
 
-async def test_a_client_that_was_made_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_was_made_too_late_is_closed() -> None:
     """Its record was removed while it was made: nothing of it is left, and another replica serves."""
     made: list[StageClient] = []
     go_on = asyncio.Event()
@@ -101,7 +98,7 @@ async def test_a_client_that_was_made_too_late_is_closed(monkeypatch: pytest.Mon
         return client
 
     first, second = FakeReplica(echo), FakeReplica(echo, replica_id=1)
-    async with hub_with(slow, monkeypatch) as omni:
+    async with hub_with(slow) as omni:
         show(omni, first.info, second.info)
         await until(lambda: bool(made) and omni.stage_status()[0].pickable == 1)
         show(omni, second.info)
@@ -116,9 +113,7 @@ async def test_a_client_that_was_made_too_late_is_closed(monkeypatch: pytest.Mon
     second.kill()
 
 
-async def test_a_factory_that_fails_is_asked_again_when_the_record_changes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_factory_that_fails_is_asked_again_when_the_record_changes(caplog: pytest.LogCaptureFixture) -> None:
     asked = 0
 
     async def stumble(orchestrator: Orchestrator, stage_id: int, replica_id: int) -> StageClient:
@@ -129,7 +124,7 @@ async def test_a_factory_that_fails_is_asked_again_when_the_record_changes(
         return await orchestrator.connect_replica(stage_id, replica_id)
 
     replica = FakeReplica(echo)
-    async with hub_with(stumble, monkeypatch) as omni:
+    async with hub_with(stumble) as omni:
         show(omni, replica.info)
         await until(lambda: "replica.unattached replica=0/0" in caplog.text)
         show(omni, replace(replica.info, queue_length=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.flooding_replica import PICTURE_BYTES, PICTURES
+from tests.support.flooding_replica import CHUNKS, HEADS, PICTURE_BYTES, PICTURES
 from tests.support.hub import Hub
 from tests.support.processes import wait_for
 
@@ -45,6 +45,44 @@ def test_an_answer_that_nobody_can_keep_is_cut_as_it_comes(endpoint: str, namesp
     finally:
         hub.stop()
         replica.communicate()
+
+
+@pytest.mark.attack("E1")
+def test_heads_that_take_long_to_read_leave_the_hub_to_others(endpoint: str, namespace: str, tmp_path: Path) -> None:
+    """1. a replica sends its hub 480 MB of what nobody asked for, which takes it many seconds to decode
+    2. requests that another replica answers are through before half of it is read; 3. little of it was in memory
+    """
+    document = _document(tmp_path)
+    hub = Hub(tmp_path, ["--deploy-config", str(document), "--hub-only", "--etcd-endpoints", endpoint], namespace)
+    honest = _replica(endpoint, namespace, "1")
+    hostile = _replica(endpoint, namespace, "0")
+    try:
+        hub.wait_ready()
+        wait_for("both", lambda: _metric(hub, "omni_hub_replicas_registered") == 2)
+        assert hub.ask("hello")[0] == 200
+        before_mib = most_mib(hub.process.pid)
+        assert hostile.stdin is not None
+        hostile.stdin.write(b"flood\n")
+        hostile.stdin.flush()
+        wait_for("the flood", lambda: _metric(hub, 'omni_hub_dropped_frames_total{reason="stale"}') > 0)
+        assert hub.ask("hello")[0] == 200
+        assert _metric(hub, 'omni_hub_dropped_frames_total{reason="stale"}') < HEADS * CHUNKS / 2
+        assert most_mib(hub.process.pid) - before_mib < 400
+    finally:
+        hub.stop()
+        honest.communicate()
+        hostile.communicate()
+
+
+def _replica(endpoint: str, namespace: str, weight: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.support.flooding_replica", endpoint, namespace, weight]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+def _metric(hub: Hub, name: str) -> float:
+    """The value of a metric, summed over the labels that the name leaves open."""
+    lines = [line for line in hub.get("/metrics")[1].splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def _document(folder: Path) -> Path:

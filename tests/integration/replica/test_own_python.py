@@ -101,3 +101,4 @@ def test_a_dry_run_checks_the_stage_in_its_own_python(tmp_path: Path, own: str) 
         child = Child(["serve", "--deploy-config", str(file), "--port", "0", "--dry-run"], tmp_path)
         assert child.process.wait(_END_S) == code, child.text
         assert told in child.text
+        assert (f"  CPU      {python}  input, output" in child.text) is (python == own)

@@ -15,8 +15,9 @@ ROWS = [attack.row for attack in ATTACKS]
 def test_the_rows_are_all_there_once_and_none_is_marked_that_is_not() -> None:
     first = [f"A{number}" for number in range(1, 32)] + [f"C{number}" for number in range(1, 27)]
     assert ROWS[: len(first)] == first
-    second = ROWS[len(first) :]
-    assert sorted(set(second), key=lambda row: int(row.removeprefix("D"))) == second
+    later = ROWS[len(first) :]
+    assert sorted(set(later), key=lambda row: (row[0], int(row[1:]))) == later
+    assert {row[0] for row in later} == {"D", "E"}
     assert set(marked()) <= set(ROWS)
 
 

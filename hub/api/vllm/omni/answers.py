@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import MutableHeaders
 
-from hub.api.chat import stale_header
 from hub.api.errors import NotServedError, error_response
+from hub.api.generation.running import stale_header
 from hub.api.vllm import fan_out
 from hub.api.vllm.body import Body, check_body
 from hub.api.vllm.omni.errors import Outcome, begin_outcome

@@ -122,7 +122,7 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
 
     def _trouble(self) -> RequestError | None:
         try:
-            self._omni.check_health()
+            self._omni.check_serving()
         except RequestError as error:
             return error
         return None

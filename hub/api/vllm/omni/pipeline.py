@@ -62,7 +62,7 @@ def read_pipeline(deploy: DeployConfig) -> ServedPipeline:
     """Read it from the deploy document and the models that it names. Raise ConfigError."""
     stages = list(deploy.stages)
     theirs = [stage for stage in stages if stage.engine == OMNI_ENGINE]
-    resolved = _resolve(theirs[0]) if theirs else None
+    resolved = _resolve(theirs[0], async_chunk=deploy.async_chunk) if theirs else None
     configs = [_config_of(deploy, stage, resolved) for stage in stages]
     first = stages[0]
     is_text = configs[0].stage_type == _LLM
@@ -81,8 +81,8 @@ def read_pipeline(deploy: DeployConfig) -> ServedPipeline:
     )
 
 
-def _resolve(stage: StageConfig) -> Any:
-    """A model's pipeline by vLLM-Omni. Raise ConfigError."""
+def _resolve(stage: StageConfig, *, async_chunk: bool) -> Any:
+    """A model's pipeline by vLLM-Omni; ``async_chunk`` is the document's. Raise ConfigError."""
     # First of all: else vLLM looks for the model's class in vain, for seconds.
     register_omni_models_to_vllm()
     try:
@@ -91,7 +91,7 @@ def _resolve(stage: StageConfig) -> Any:
             trust_remote_code=bool(stage.engine_args.get("trust_remote_code", False)),
             deploy_config_path=None,
             cli_overrides={
-                "async_chunk": bool(stage.engine_args.get("async_chunk", False)),
+                "async_chunk": bool(stage.engine_args.get("async_chunk", async_chunk)),
                 "use_v2_model_runner": False,
             },
             stage_overrides={},

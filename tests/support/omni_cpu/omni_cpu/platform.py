@@ -28,6 +28,12 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
         return "omni_cpu.workers.CpuGenerationWorker"
 
     @classmethod
+    def get_diffusion_attn_backend_cls(
+        cls, selected_backend: str | None, head_size: int, allow_trtllm_default: bool = False
+    ) -> str:
+        return "omni_cpu.attention.CpuAttentionBackend"
+
+    @classmethod
     def get_default_stage_config_path(cls) -> str:
         return "vllm_omni/model_executor/stage_configs"
 
@@ -88,6 +94,18 @@ class CpuOmniPlatform(OmniPlatform, CpuPlatform):
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
         return int(psutil.virtual_memory().total)
+
+    @classmethod
+    def reset_peak_memory_stats(cls) -> None:
+        return None
+
+    @classmethod
+    def max_memory_reserved(cls) -> int:
+        return 0
+
+    @classmethod
+    def max_memory_allocated(cls) -> int:
+        return 0
 
     @classmethod
     def is_available(cls) -> bool:

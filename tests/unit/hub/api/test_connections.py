@@ -120,3 +120,28 @@ def test_the_message_of_a_websocket_has_the_bounds_of_a_body() -> None:
     assert made.unfinished_bytes == 500
     assert made.overdue(26.0, nothing_unsent) == {"a": Cut.BODY_TIMEOUT}
     assert made.unfinished_bytes == 0
+
+
+def test_a_handshake_holds_a_place_that_its_connection_takes_over() -> None:
+    """1. x waits for TLS since 0: with d there is one too many, and x goes; 2. y hands its place on to b: none goes"""
+    made = connections()
+    assert made.opened("x", 0.0, is_handshake=True) == {}
+    assert made.opened("y", 1.0, is_handshake=True) == {}
+    assert made.opened("c", 2.0) == {}
+    assert made.opened("d", 3.0) == {"x": Cut.DISPLACED}
+    made.closed("x")
+    assert made.opened("b", 4.0, after="y") == {}
+    assert sorted(made.all()) == ["b", "c", "d"]
+
+
+def test_where_all_are_served_one_handshake_more_may_end_so_that_its_client_is_told() -> None:
+    """1. all are served: x may go on to TLS, and then is refused; 2. of two such handshakes the older one goes"""
+    made = connections("a", "b", "c")
+    for each in "abc":
+        made.answered(each)
+    assert made.opened("x", 4.0, is_handshake=True) == {}
+    assert made.opened("d", 5.0, after="x") == {"d": Cut.REFUSED}
+    made.closed("d")
+    assert made.opened("y", 6.0, is_handshake=True) == {}
+    assert made.opened("z", 7.0, is_handshake=True) == {"y": Cut.DISPLACED}
+    assert made.overdue(17.1, nothing_unsent) == {"z": Cut.HEADER_TIMEOUT}

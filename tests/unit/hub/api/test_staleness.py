@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 from starlette.testclient import TestClient
 
-from hub.api.chat import stale_header
+from hub.api.generation.running import stale_header
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
 from omni_discovery.view.table import Delta, View

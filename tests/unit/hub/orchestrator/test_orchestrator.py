@@ -14,6 +14,7 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, AddRequest, Ended
 from hub.orchestrator.dispatcher import PickEnded
 from hub.orchestrator.orchestrator import Orchestrator
+from hub.orchestrator.rollout import Rollout
 from hub.pool.stage_pool import StagePool
 from hub.replicas.events import ClientEvent
 from hub.replicas.stage_client import StageClient
@@ -24,6 +25,7 @@ from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.errors import RequestError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import Delta, View
+from tests.support.hub_fakes import until
 
 _PLAN = RequestPlan(stages=(0,), inputs={0: ()}, next_stages={0: ()}, finals={0: "text"})
 
@@ -127,17 +129,33 @@ async def test_a_mass_loss_has_its_review_even_if_a_client_of_the_same_view_can_
     3. the time of the mass loss is over: only the last that answers stays
     """
     scene.hub.apply_view(view(1, 0, 1, 2), Delta())
-    await asyncio.sleep(0.01)
     core = scene.pool.core
+    await until(lambda: len(core.members.entries) == 3)
     for name in ("a0", "a1", "a2"):
         core.session_up(name, scene.pool.now())
     scene.hub.apply_view(view(2, 9), Delta())
-    await asyncio.sleep(0.01)
-    assert core.members.held_count == 3
+    await until(lambda: core.members.held_count == 3)
     for name in ("a0", "a1"):
         core.session_down(name, scene.pool.now())
-    await asyncio.sleep(0.3)
-    assert core.members.held_count == 1
+    await until(lambda: core.members.held_count == 1)
+
+
+@pytest.mark.attack("E8")
+async def test_of_views_that_come_at_once_one_is_gone_through(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a hundred views in one turn of the loop; 2. a hundred while one is gone through: the last of each counts"""
+    seen: list[int] = []
+
+    def apply_view(_rollout: Rollout, view: View, _delta: Delta) -> None:
+        seen.append(view.revision)
+        if view.revision == 100:
+            for revision in range(101, 201):
+                scene.hub.apply_view(View(revision=revision), Delta())
+
+    monkeypatch.setattr(Rollout, "apply_view", apply_view)
+    for revision in range(1, 101):
+        scene.hub.apply_view(View(revision=revision), Delta())
+    await until(lambda: seen[-1:] == [200])
+    assert seen == [100, 200]
 
 
 async def test_an_index_that_raises_when_a_bug_has_ended_a_request_does_not_end_the_hub(

@@ -14,7 +14,7 @@ from hub.config import OutOfSocketsError
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
 from hub.replicas.attach_limits import MOST_UNANSWERED
-from hub.replicas.membership import Membership
+from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.kv import KeyValue, Listing, PutEvent, WatchBatch
@@ -190,6 +190,28 @@ def test_a_delta_from_another_view_than_the_last_is_not_trusted() -> None:
     scene.membership.apply(first, Delta())
     scene.membership.apply(last, delta_of(missed, last))
     assert set(scene.membership.clients) == {"tcp://h:0", "tcp://h:1"}
+
+
+def test_views_of_changed_loads_that_are_merged_lead_the_short_way_and_others_the_long_one() -> None:
+    """1. two loads change in two views, seen as one; 2. a replica comes in the second: nothing may rely on its delta"""
+    records = {(0, each): record(0, each, each, each + 1) for each in range(3)}
+    first = View(dict(records), revision=1)
+    second = View({**records, (0, 0): replace(records[0, 0], queue_length=1)}, revision=2)
+    third = View({**second.replicas, (0, 1): replace(records[0, 1], queue_length=2)}, revision=3)
+    merged = ViewChanged(second, delta_of(first, second)).followed_by(ViewChanged(third, delta_of(second, third)))
+    assert (merged.view, merged.delta.since_revision, len(merged.delta.updated)) == (third, 1, 2)
+    scene = Scene()
+    scene.membership.apply(first, Delta())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Membership, "_replace_all", lambda *_, **__: pytest.fail("the long way"))
+        scene.membership.apply(merged.view, merged.delta)
+    assert [each.queue_length for each in scene.membership.members([0])] == [1, 2, 0]
+    fourth = View({**third.replicas, (0, 3): record(0, 3, 3, 4)}, revision=4)
+    changed = merged.followed_by(ViewChanged(fourth, delta_of(third, fourth)))
+    scene = Scene()
+    scene.membership.apply(first, Delta())
+    scene.membership.apply(changed.view, changed.delta)
+    assert [each.queue_length for each in scene.membership.members([0])] == [1, 2, 0, 0]
 
 
 class Registry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ def record(replica_id: int, fingerprint: str = "known", port: int | None = None,
 
 
 class Scene:
-    """One membership; each replica answers as soon as it is listed."""
+    """One membership; each replica answers as soon as it is listed, unless it is silent."""
 
     def __init__(self) -> None:
         self.known = {"known"}
@@ -56,13 +57,16 @@ class Scene:
     def serves_document(self, info: ReplicaInfo) -> bool:
         return info.fingerprint in self.known
 
-    def show(self, *infos: ReplicaInfo) -> None:
+    def show(self, *infos: ReplicaInfo, silent: Collection[int] = ()) -> None:
+        """Those whose replica id is among the ``silent`` never answer."""
         self.revision += 1
         replicas = {(info.stage_id, info.replica_id): info for info in infos}
         self.membership.apply(View(replicas=replicas, revision=self.revision), Delta())
         for info in infos:
-            pool = self.pools.of(info)
-            pool.core.session_up(info.input_addr, pool.now())
+            if info.replica_id not in silent:
+                pool = self.pools.of(info)
+                pool.core.session_up(info.input_addr, pool.now())
+                self.membership.review_members()
 
     def picked(self, fingerprint: str = "known") -> set[int]:
         """Who gets ten requests of that version."""
@@ -121,3 +125,17 @@ def test_a_refused_replica_that_is_served_on_after_a_mass_disappearance_stays_re
     scene.show(infos[3])
     assert scene.pools.get(0, "known").core.members.held_count == 3
     assert scene.picked() == {0, 1, 3}
+
+
+@pytest.mark.attack("E4")
+def test_records_that_nobody_is_behind_do_not_decide_what_the_others_should_have_loaded() -> None:
+    """1. false records from the first view on; 2. false records later, older by their own account, and more of them"""
+    honest = [record(8, content="a"), record(9, content="a")]
+    false = [record(number, content="b", registered_at=-1.0) for number in range(3)]
+    scene = Scene()
+    scene.show(*false, *honest, silent=range(3))
+    assert scene.picked() == {8, 9}
+    scene = Scene()
+    scene.show(*honest)
+    scene.show(*honest, *false, silent=range(3))
+    assert scene.picked() == {8, 9}

@@ -134,3 +134,16 @@ async def test_retries_beyond_the_budget_wait_their_turn_and_come_in_order() -> 
             break
     assert [each.request_id for each in due] == ["first", "second"]
     retries.close()
+
+
+@pytest.mark.attack("E9")
+def test_aborts_that_a_replica_never_acknowledges_are_bounded_and_repeated_in_turn() -> None:
+    aborts = PendingAborts()
+    for number in range(20_000):
+        aborts.add_abort(f"r{number}", 0)
+    assert len(aborts.open_aborts()) == 16_384
+    first, second = aborts.aborts_to_repeat(), aborts.aborts_to_repeat()
+    assert (len(first), len(second), set(first) & set(second)) == (64, 64, set())
+    assert first[0] == ("r3616", 0)
+    assert aborts.acknowledge_abort("r3616", 0)
+    assert len(aborts.open_aborts()) == 16_383

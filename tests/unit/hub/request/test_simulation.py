@@ -30,6 +30,14 @@ IN_PIECES = (
     _ON % ", {from: 0, to: 2, async_chunk: false}, {from: 1, to: 3, window_size: 2}, {from: 2, to: 3, window_size: 2}"
     + BRANCHING,
 )
+#: Only the last stage is heard.
+SPEECH = (
+    _ON % "" + "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e, final_output: image}]",
+    _ON % ", {from: 1, to: 2, window_size: 2}"
+    + "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e}, {stage_id: 2, engine: e, final_output: audio}]",
+)
+#: Ends that a request need not have where everything can be made again.
+DOUBTS = ("not sure to be made again", "without token ids", "is not made twice", "come again", "is another")
 ATTEMPTS = 3
 #: Requests and faults come so long; then everybody who lives is well again, and all must end and be cleaned up.
 FAULTS_END_S, LONGEST_S, END_S = 3.0, 25.0, 40.0
@@ -37,15 +45,22 @@ BLOCK = 50
 
 
 class World:
-    """One run: a hub, its replicas, their misfortunes, and the requests, all drawn from the seed."""
+    """One run: a hub, its replicas, their misfortunes, and the requests, all drawn from the seed.
 
-    def __init__(self, seed: int, documents: Sequence[str]) -> None:
+    ``declares`` says whether replicas declare that they are deterministic; those of an ``untrue`` stage are not, and
+    their answers differ from one life to the next.
+    """
+
+    def __init__(
+        self, seed: int, documents: Sequence[str], *, declares: bool = False, untrue: int | None = None
+    ) -> None:
         # The balancer draws from the shared generator.
         random.seed(seed)
         self.rng = Random(seed)
         #: For what has no part in what goes wrong.
         self._paces = Random(seed)
         self.clock, self.log, self.counts = VirtualClock(), Log(), dict[str, int]()
+        self._declares, self._untrue = declares, untrue
         self.graph = StageGraph(parse_deploy(self.rng.choice(documents), "test.yaml"))
         self.styles = {0: self.rng.choice(["tokens", "tokens", "text"]), 1: "pieces", 2: "tokens", 3: "pieces"}
         # A small budget, so that retries often have to wait for their turn.
@@ -70,6 +85,7 @@ class World:
             self.clock, self.rng, self.log, stage_id, replica_id, self._epoch, addr or f"tcp://{stage_id}:{self._epoch}"
         )
         life.hub, life.die = self.hub, self._kill
+        life.deterministic, life.variant = self._declares, self._epoch % 2 if stage_id == self._untrue else 0
         self.hub.listening[life.addr] = life
         self.lives.append(life)
         self.hub.list(life)
@@ -177,6 +193,10 @@ class World:
         if active.deadline_s >= LONGEST_S:
             assert not isinstance(finish.error, DeadlineExceededError), f"{active.request_id} was left lying"
         assert (finish.outcome is ev.Outcome.FAILED) == isinstance(finish.error, RequestError)
+        found = [doubt for doubt in DOUBTS if doubt in str(finish.error)]
+        assert not found or not self._declares or self._untrue is not None, str(finish.error)
+        for doubt in found:
+            self.counts[doubt] = self.counts.get(doubt, 0) + 1
         self.counts[finish.outcome] = self.counts.get(finish.outcome, 0) + 1
 
     def _check_shown(self, active: Active) -> None:
@@ -185,7 +205,9 @@ class World:
         for stage_id in plan.finals:
             mine = [output for output in active.shown if output.stage_id == stage_id]
             pieces = [output.text or output.data.decode() for output in mine if output.finish_reason is None]
-            whole = answer_of(request_id, stage_id)
+            # Of two answers the client gets one, never a part of each.
+            variant = int("!" in "".join(pieces[:1]))
+            whole = answer_of(request_id, stage_id, variant)
             assert pieces == whole[: len(pieces)], f"{request_id} stage {stage_id} showed {pieces} of {whole}"
             ends = [output for output in mine if output.finish_reason is not None]
             assert len(ends) <= 1
@@ -217,17 +239,17 @@ class World:
         assert self.log.killed.get(active.request_id, 0) <= ATTEMPTS * len(active.machine.runs)
 
 
-def run(seed: int, documents: Sequence[str]) -> World:
-    world = World(seed, documents)
+def run(seed: int, documents: Sequence[str], **more: Any) -> World:
+    world = World(seed, documents, **more)
     world.clock.run(END_S)
     world.check()
     return world
 
 
-def add_up(total: dict[str, int], seeds: range, documents: Sequence[str]) -> dict[str, int]:
+def add_up(total: dict[str, int], seeds: range, documents: Sequence[str], **more: Any) -> dict[str, int]:
     for seed in seeds:
         try:
-            world = run(seed, documents)
+            world = run(seed, documents, **more)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         for name, count in (world.counts | vars(world.log)).items():
@@ -257,3 +279,28 @@ def test_stages_that_work_on_pieces_keep_every_invariant(first: int) -> None:
     total = add_up({}, range(first, first + BLOCK), IN_PIECES)
     assert total["ok"] > total["failed"]
     assert all(total[name] for name in ("again", "continue", "pieces", "feed", "withdrawn"))
+
+
+@pytest.mark.parametrize("first", range(0, 200, BLOCK))
+def test_deterministic_stages_are_made_again_whatever_was_shown_and_lost(first: int) -> None:
+    """The same, with replicas that declare it, and with pipelines of which the client hears the last stage alone: no
+    request ends because a part of it was shown, and each that ends well is the undisturbed one.
+    """
+    total = add_up({}, range(first, first + BLOCK), (*SPEECH, *IN_PIECES, BRANCHING), declares=True)
+    assert total["ok"] > total["failed"]
+    assert all(total[name] for name in ("again", "pieces", "feed", "withdrawn"))
+    assert "continue" not in total
+
+
+def test_without_the_declaration_the_same_losses_end_requests() -> None:
+    total = add_up({}, range(BLOCK), SPEECH)
+    assert total["not sure to be made again"]
+
+
+def test_a_stage_that_declares_it_and_is_not_never_mixes_two_answers() -> None:
+    """Its lives answer in two ways. Every request shows one of them, gapless, or ends with the difference."""
+    total: dict[str, int] = {}
+    for untrue in (0, 1, 2):
+        add_up(total, range(BLOCK), (*SPEECH, *IN_PIECES), declares=True, untrue=untrue)
+    assert total["ok"] > total["failed"]
+    assert total["is another"]

@@ -166,6 +166,19 @@ def test_an_engine_that_nobody_knows_is_refused_where_it_would_run_and_told_else
     assert "deploy.engine_unknown stage 1: engine 'theirs'" in caplog.text
 
 
+def test_pieces_that_do_not_make_the_next_stage_answer_earlier_are_told(
+    parser: argparse.ArgumentParser, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two stages of vLLM: the second one reads ahead, and answers when its prompt is whole."""
+    file = tmp_path / "d.yaml"
+    stages = "{stage_id: 0, engine: vllm, model: n/a}, {stage_id: 1, engine: vllm, model: n/b, final_output: text}"
+    file.write_text(f"async_chunk: true\nstages: [{stages}]\n")
+    arguments = parser.parse_args(["--deploy-config", str(file), "--hub-only"])
+    serve_config(arguments, deploy_of(arguments))
+    assert "deploy.async_chunk edge 0 to 1: async_chunk does not have stage 1 answer" in caplog.text
+    assert "answers once its prompt is whole" in caplog.text
+
+
 def test_a_connector_that_nobody_knows_is_refused_where_it_would_run_and_told_elsewhere(
     parser: argparse.ArgumentParser, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -44,7 +44,7 @@ def document(parser: argparse.ArgumentParser, *words: str) -> DeployConfig:
         (["m", "--hf-overrides", '{"a": {"b": 1}}'], {"hf_overrides": {"a": {"b": 1}}}),
         (["m", "--cudagraph-capture-sizes", "1", "2"], {"cudagraph_capture_sizes": [1, 2]}),
         (["m", "--seed", "1", "--seed", "2"], {"seed": 2}),
-        (["m", "--omni", "--enable-sleep-mode"], {"enable_sleep_mode": True}),
+        (["m", "--enable-sleep-mode"], {"enable_sleep_mode": True}),
     ],
 )
 def test_a_model_alone_takes_the_flags_of_its_engine(

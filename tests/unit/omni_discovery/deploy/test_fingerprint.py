@@ -33,6 +33,7 @@ def test_a_fingerprint_stays_what_it_is_from_release_to_release() -> None:
     [
         PAIR.replace("2048", "4096"),
         PAIR.replace("/m/a", "/m/a2"),
+        PAIR.replace("/m/a", "/m/a, deterministic: true"),
         PAIR.replace("final_output: text", "final_output: text, default_sampling_params: {max_tokens: 3}"),
     ],
 )

@@ -13,7 +13,7 @@ RIGHT = stage_fingerprint(ONE, 0)
 
 
 def info(replica_id: int, fingerprint: str = RIGHT, **fields: Any) -> ReplicaInfo:
-    known = {"registered_at": float(replica_id), "status": ReplicaStatus.UP, **fields}
+    known = {"registered_at": 0.0, "epoch": replica_id + 1, "status": ReplicaStatus.UP, **fields}
     return ReplicaInfo(
         input_addr=f"tcp://h:{replica_id}",
         output_addr="o",
@@ -56,3 +56,12 @@ def test_files_that_are_replaced_in_place_take_over_as_soon_as_those_before_take
 def test_content_is_compared_within_one_document_only() -> None:
     found = mismatches([info(0, "v1", content="a"), info(1, "v2", content="b")], lambda _info: True)
     assert found == []
+
+
+def test_only_those_that_count_are_counted_and_a_claimed_moment_of_birth_is_not() -> None:
+    honest = [info(0, content="a"), info(1, content="a")]
+    false = [info(number, content="b", registered_at=-1.0) for number in range(2, 5)]
+    for more in (false, false[:2]):
+        found = mismatches([*more, *honest], lambda _info: True, lambda each: each.replica_id < 2)
+        assert {each.replica_id for each, _ in found} == {each.replica_id for each in more}
+    assert set(told(*honest, *false[:2])) == {2, 3}

@@ -10,8 +10,8 @@ import pytest
 from hub.cli import check_flags
 from hub.command import ServeCommand
 from hub.serve.plan import deploy_of, stages_on_host, supervisor_options
-from omni_discovery.deploy.document import encode_deploy, parse_deploy
-from omni_discovery.deploy.overrides import document_here, parse_overrides
+from omni_discovery.deploy.document import DeployConfig, encode_deploy, parse_deploy, read_deploy
+from omni_discovery.deploy.overrides import document_here, parse_overrides, with_async_chunk, with_omni_python
 from omni_discovery.errors import ConfigError
 
 PAIR = """
@@ -111,3 +111,37 @@ def test_the_runtime_of_a_stage_that_does_not_run_here_is_told(pair: str, caplog
     arguments = parse(*flags)
     supervisor_options(stages_on_host(arguments, deploy_of(arguments)), arguments, deploy_of(arguments))
     assert "the runtime of stages [1], which do not run here" in caplog.text
+
+
+def omni_pair(**engine_args: object) -> DeployConfig:
+    stages = [
+        {"stage_id": 0, "engine": "vllm-omni", "engine_args": engine_args},
+        {"stage_id": 1, "engine": "vllm-omni"},
+        {"stage_id": 2, "engine": "echo", "final_output": "text"},
+    ]
+    return read_deploy({"async_chunk": True, "stages": stages}, "f")
+
+
+def test_stages_of_vllm_omni_hand_over_as_the_document_says_and_the_flag_over_it() -> None:
+    """1. the document says it for all stages that do not say it themselves, and no other engine has the argument
+    2. the flag changes document and stages together
+    """
+
+    def said(deploy: DeployConfig) -> list[object]:
+        return [deploy.async_chunk, *(stage.engine_args.get("async_chunk") for stage in deploy.stages)]
+
+    assert said(omni_pair()) == [True, True, True, None]
+    assert said(omni_pair(async_chunk=False)) == [True, False, True, None]
+    assert said(with_async_chunk(omni_pair(), async_chunk=False)) == [False, False, False, None]
+    none = read_deploy({"stages": [{"stage_id": 0, "engine": "vllm-omni", "final_output": "audio"}]}, "f")
+    assert said(none) == [False, None]
+    assert said(with_async_chunk(none, async_chunk=False)) == [False, None]
+    assert said(with_async_chunk(none, async_chunk=True)) == [True, True]
+
+
+def test_a_hosts_python_of_vllm_omni_is_for_its_stages_alone_and_yields_to_runtime() -> None:
+    stage, _, other = omni_pair().stages
+    assert with_omni_python(stage, {"devices": "1"}, "/opt/python") == {"devices": "1", "python": "/opt/python"}
+    assert with_omni_python(stage, {"python": "/own"}, "/opt/python") == {"python": "/own"}
+    assert with_omni_python(other, {}, "/opt/python") == {}
+    assert with_omni_python(stage, {}, "") == {}

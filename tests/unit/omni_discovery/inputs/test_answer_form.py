@@ -8,7 +8,21 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.answer_form import MAX_COUNT, MAX_FORM, MAX_TEXT, check_answer_form, check_schema
+from omni_discovery.inputs.answer_form import (
+    MAX_CLASSES,
+    MAX_COUNT,
+    MAX_FORM,
+    MAX_OPTIONAL,
+    MAX_REPEATED,
+    MAX_TEXT,
+    check_answer_form,
+    check_schema,
+)
+
+
+def object_of(count: int, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"a{each}": {} for each in range(count)}, **more}
+
 
 HUGE = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
 
@@ -46,6 +60,18 @@ def nested(depth: int) -> dict[str, Any]:
         ({"regex": "a{" + "9" * 9000 + "}"}, "form.regex"),
         ({"regex": "(" * 5000}, "deep"),
         ({"regex": "a" * (MAX_TEXT + 1)}, str(MAX_TEXT)),
+        ({"regex": "^[a-z]{4096}$"}, str(MAX_REPEATED)),
+        ({"regex": "([a-z]{64}){64}"}, str(MAX_REPEATED)),
+        ({"json": {"type": "string", "pattern": "^[a-z]{4096}$"}}, str(MAX_REPEATED)),
+        ({"regex": "[a-z]" * 3000}, str(MAX_CLASSES)),
+        ({"regex": r"\w." * 200}, str(MAX_CLASSES)),
+        ({"grammar": "root ::= " + "[a-z] " * 4096}, str(MAX_CLASSES)),
+        ({"json": {"properties": {str(each): {"pattern": "[a-z]" * 100} for each in range(9)}}}, str(MAX_CLASSES)),
+        ({"regex": "a?" * 512}, str(MAX_OPTIONAL)),
+        ({"regex": "(ab){,1}" * 100}, str(MAX_OPTIONAL)),
+        ({"grammar": 'root ::= ["] ' + "[a-z] " * 300 + '["]'}, str(MAX_CLASSES)),
+        ({"grammar": '# "\nroot ::= ' + "[a-z] " * 300 + '# "'}, str(MAX_CLASSES)),
+        ({"grammar": 'start: /"' + "[a-z]" * 300 + '"/'}, str(MAX_CLASSES)),
         ({"json": {}, "whitespace_pattern": " {1000000}"}, "whitespace_pattern"),
         ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
         ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
@@ -70,6 +96,9 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"json": "no json"},
         {"regex": r"\(\d{3}\) [0-9]{4}-(jan|feb){1,2}[{}]{2}x{2,}?{"},
         {"regex": r"([a-z]{1,63}\.){1,8}[a-z]{2,63}"},
+        {"regex": r"a\.\[" * 2000},
+        {"regex": "a{1,3}?" * 100 + "(?:b)" * 100 + "c*?" * 100},
+        {"grammar": "root ::= " + '"[a-z] . [" ' * 1000},
         {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
         {"choice": ["yes", "no"], "json": None},
         {"json_object": True},
@@ -84,3 +113,43 @@ def test_a_response_format_and_a_tool_are_read_as_schemas() -> None:
     for holder in ({"type": "json_schema", "json_schema": {"schema": HUGE}}, {"function": {"parameters": HUGE}}):
         with pytest.raises(InvalidRequestError, match=r"^tools\[0\]: m"):
             check_schema("tools[0]", holder)
+
+
+@pytest.mark.attack("E6")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_of(1000, minProperties=1, maxProperties=300, additionalProperties=False),
+        object_of(300, minProperties=30, maxProperties=60),
+        object_of(64, minProperties=64),
+        object_of(4000),
+        object_of(91),
+        object_of(400, required=["a1", "a2", "b", 7]),
+        {"patternProperties": {f"^{each}": {} for each in range(200)}},
+        {"anyOf": [object_of(30, title=str(each)) for each in range(20)]},
+        {"$defs": {str(each): object_of(90) for each in range(3)}, "$ref": "#/$defs/0"},
+        {"type": "array", "items": object_of(130), "maxItems": 2},
+        {"prefixItems": [{"type": "integer", "minimum": -(2**63) + each, "maximum": 2**62} for each in range(200)]},
+        {"prefixItems": [{"type": "string", "format": "ipv6"}] * 300},
+    ],
+)
+def test_a_schema_whose_properties_may_come_in_too_many_orders_is_refused(schema: dict[str, Any]) -> None:
+    for form in ({"json": schema}, {"json": json.dumps(schema)}):
+        with pytest.raises(InvalidRequestError, match=r"^form\.json: .*optional properties"):
+            check_answer_form("form", form)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        object_of(90),
+        {"properties": {"format": {"format": "date"}, "minimum": {"minimum": 1}}},
+        {"prefixItems": [{"type": "integer", "minimum": 0, "maximum": each} for each in range(120)]},
+        object_of(1000, required=[f"a{each}" for each in range(990)]),
+        object_of(12, minProperties=1, maxProperties=200),
+        {"anyOf": [object_of(15, title=str(each)) for each in range(36)]},
+        {"type": "object", "minProperties": 1, "maxProperties": 50_000},
+    ],
+)
+def test_schemas_with_many_properties_are_fine(schema: dict[str, Any]) -> None:
+    check_answer_form("form", {"json": schema})

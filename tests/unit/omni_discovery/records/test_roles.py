@@ -22,7 +22,7 @@ def may(role: str, key: str, *, write: bool) -> bool:
 
 #: Every kind of key, with the roles that may write it.
 WRITERS = {
-    keys.replica_key("team-a", 0, 1): {"replica"},
+    keys.replica_key("team-a", 0, 1): {"operator", "replica"},
     keys.hub_key("team-a", "h"): {"hub"},
     keys.beat_key("team-a", "h"): {"hub"},
     keys.replica_control_key("team-a", 0, 1): {"operator"},

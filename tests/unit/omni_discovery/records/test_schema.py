@@ -56,6 +56,18 @@ def test_a_replica_can_be_built_from_the_seven_fields_of_the_seeds() -> None:
     assert (info.replica_id, info.epoch) == (-1, 0)
 
 
+def test_voices_are_in_a_record_only_where_there_are_some() -> None:
+    """So that releases without them write and read the same bytes."""
+    silent = decode(WRITTEN)
+    assert b"voices" not in encode_record(silent)
+    assert silent.to_info(1).voices == []
+    speaking = decode({**WRITTEN, "voices": ["ann", "b\x1b]ob"]})
+    assert decode(encode_record(speaking)).to_info(1).voices == ["ann", "b_]ob"]
+    for wrong in (["x" * 65], [""], ["x"] * 257, "ann", [5]):
+        with pytest.raises(RecordError):
+            decode({**WRITTEN, "voices": wrong})
+
+
 def test_an_event_has_the_six_fields_of_the_seeds_in_their_order() -> None:
     names = [field.name for field in dataclasses.fields(ReplicaEvent)]
     assert names == ["input_addr", "output_addr", "stage_id", "event_type", "status", "queue_length"]
@@ -95,6 +107,17 @@ def test_a_record_is_written_as_it_always_was_with_new_fields_behind() -> None:
         del before[name]
     old = decode(before)
     assert (old.fingerprint, old.revision, old.dtype, old.tokenizer, old.content, old.code) == ("f00d", *[""] * 5)
+
+
+def test_a_replica_that_is_deterministic_says_so_and_any_other_says_nothing() -> None:
+    """A record without the field is that of a release before, or of a stage that does not repeat itself."""
+    plain = decode(WRITTEN)
+    assert b"deterministic" not in encode_record(plain)
+    assert plain.to_info(1).deterministic is False
+    for said in (True, False):
+        record = decode({**WRITTEN, "deterministic": said})
+        assert record.to_info(1).deterministic is said
+        assert decode(encode_record(record)) == record
 
 
 def test_the_info_of_a_record_has_every_field_of_it_and_the_epoch_of_the_key() -> None:

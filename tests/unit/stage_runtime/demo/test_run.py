@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded_file import read_embedded, write_endpoint
-from stage_runtime.demo.run import DemoConfig, _Demo
+from stage_runtime.demo.pipeline import DemoConfig
+from stage_runtime.demo.run import _Demo, run_demo
 from tests.support.quiet import soon_s
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -43,3 +45,17 @@ def test_ctrl_c_while_it_stops_kills_the_hub_and_leaves_no_runtime_file(
         assert time.monotonic() - began_s < soon_s(30.0)
         assert hub.returncode == -9
     assert not file.exists()
+
+
+@pytest.mark.attack("E3")
+def test_nothing_is_written_into_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
+    """A link that another user made there would lead the demo's log to a file of this user."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    (shared / "serve.log").symlink_to(victim)
+    with pytest.raises(ConfigError, match=r"others can write to .*shared.*: name a folder that is yours alone"):
+        run_demo(DemoConfig(shared, False, 0, 1, "demo", tmp_path))
+    assert victim.read_text() == "mine"

@@ -56,6 +56,15 @@ def test_an_engine_without_options_offers_none() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda engine: engine, Delegating])
+def test_an_engine_is_deterministic_only_where_it_says_true(wrap: Any) -> None:
+    for said, counts in ((True, True), (False, False), (None, False), ("yes", False)):
+        engine = ScriptedEngine()
+        engine.deterministic = said  # type: ignore[attr-defined]
+        assert capabilities_of(wrap(engine)).is_deterministic() is counts
+    assert not capabilities_of(wrap(ScriptedEngine())).is_deterministic()
+
+
+@pytest.mark.parametrize("wrap", [lambda engine: engine, Delegating])
 def test_what_an_engine_has_is_found_also_behind_a_wrapper(wrap: Any) -> None:
     engine = EchoEngine(StageConfig(stage_id=0, engine="echo"))
     offered = capabilities_of(wrap(engine))

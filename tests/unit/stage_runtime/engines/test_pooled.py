@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hub.api.chat_schema import refuse_embeddings
+from hub.api.chat.schema import refuse_embeddings
 from hub.api.served_stage import serving_stage
 from hub.media import array_of
 from hub.request.outputs import OmniOutput

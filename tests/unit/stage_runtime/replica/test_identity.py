@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from omni_discovery import __version__
-from stage_runtime.replica.identity import FIELDS, model_details
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.replica.identity import FIELDS, is_deterministic, model_details, voices_of
 
 MIB = 1 << 20
 
@@ -93,3 +94,28 @@ def test_of_a_model_that_is_nowhere_only_the_code_is_known() -> None:
 def test_a_folder_that_can_not_be_read_is_a_warning_and_no_content(folder: Path) -> None:
     (folder / "broken.json").symlink_to(folder / "nowhere.json")
     assert set(model_details(str(folder), Plain())) == {"code"}
+
+
+class Certain:
+    """An engine that repeats itself."""
+
+    deterministic = True
+
+
+def test_the_document_has_the_last_word_on_whether_a_stage_repeats_itself() -> None:
+    silent, yes, no = (
+        StageConfig(stage_id=0, engine="e", **more)
+        for more in ({}, {"deterministic": True}, {"deterministic": False})  # type: ignore[arg-type]
+    )
+    assert [is_deterministic(stage, Plain()) for stage in (silent, yes, no)] == [False, True, False]
+    assert [is_deterministic(stage, Certain()) for stage in (silent, yes, no)] == [True, True, False]
+
+
+def test_the_voices_of_an_engine_are_those_that_a_record_can_hold() -> None:
+    class Speaking:
+        voices: ClassVar[list[str]] = ["ann", "", "x" * 65, "bob", "ann", *(f"voice {number}" for number in range(300))]
+
+    found = voices_of(Speaking())
+    assert found[:3] == ("ann", "bob", "voice 0")
+    assert len(found) == 256
+    assert voices_of(Plain()) == ()

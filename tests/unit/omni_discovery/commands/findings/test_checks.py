@@ -132,6 +132,8 @@ def test_a_clock_ahead_of_ours_and_one_that_is_behind_another_are_told_apart() -
     assert wrong(findings, Grade.NOTE) == ["clock: the clock of fast is 60 s ahead of this machine"]
     findings = found(FORCE, HUB, record(at_s=NOW_S - 5, host="good"), record(1, at_s=NOW_S - 95, host="slow"))
     assert wrong(findings, Grade.NOTE) == ["clock: the clock of slow is at least 90 s behind good"]
+    findings = found(FORCE, HUB, record(at_s=1e308, host="false"), record(1, at_s=-1e308, host="false, too"))
+    assert wrong(findings, Grade.NOTE) == []
 
 
 def test_control_keys_that_steer_nobody_or_keep_somebody_idle_are_notes() -> None:

@@ -53,6 +53,7 @@ OPEN = [
     vllm(quantization="fp8", distributed_executor_backend="mp", generation_config="vllm"),
     {**vllm(enable_lora=True), "default_sampling_params": {"lora": {"name": "a", "path": "/models/a"}}},
     omni("/models/speaker", async_chunk=True, connector_extra={"codec_chunk_frames": 4}, dtype="bfloat16"),
+    omni(pipeline="qwen3_tts", connector_extra={"codec_chunk_frames": 25, "codec_streaming": True}),
     omni(subtalker_sampling_params={"do_sample": True, "temperature": 0.9}, sample_rate_hz=24000, enforce_eager=True),
     {"engine": "echo", "runtime": {"devices": "0,1", "share_devices": True, "ray": {"num_cpus": 2}}},
 ]
@@ -96,6 +97,8 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (omni(trust_remote_code=True), "engine_args.trust_remote_code", "--allow remote-code"),
     (omni(load_format="pt"), "engine_args.load_format", "--allow pickled-weights"),
     (omni(connector_extra={"path": "/srv"}), "engine_args.connector_extra", "--allow engine-arg=connector_extra"),
+    (omni(pipeline="/srv/evil"), "engine_args.pipeline", "--allow engine-arg=pipeline"),
+    (vllm(pipeline="qwen3_tts"), "engine_args.pipeline", "--allow engine-arg=pipeline"),
     (omni(worker_cls="evil.Worker"), "engine_args.worker_cls", "--allow engine-arg=worker_cls"),
     (omni(custom_process_input_func="evil.f"), "custom_process_input_func", "engine-arg=custom_process_input_func"),
     (vllm(async_chunk=True), "engine_args.async_chunk", "--allow engine-arg=async_chunk"),

@@ -19,8 +19,8 @@ from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
 from stage_runtime.engines.diffusers.engine import DiffusersEngine
-from stage_runtime.engines.diffusers.request import Picture, Traits, read_picture
-from stage_runtime.engines.diffusers.thread import PipelineThread
+from stage_runtime.engines.pictures.drawer import PictureDrawer
+from stage_runtime.engines.pictures.request import Picture, Traits, read_picture
 from stage_runtime.lifecycle import stalled
 from tests.support.engines import run
 from tests.support.processes import wait_for
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def engine(folder: Path, pipeline: Pipeline) -> Iterator[DiffusersEngine]:
     made = create_engine(stage_of(str(folder), capacity=3))
     assert isinstance(made, DiffusersEngine)
-    made._traits, made._thread = TRAITS, PipelineThread(pipeline.draw, pipeline.is_lost)
+    made._traits, made._drawer = TRAITS, PictureDrawer(3, pipeline.draw, pipeline.is_lost)
     yield made
     pipeline.go.set()
     made.close()

@@ -54,6 +54,21 @@ def test_the_last_message_is_what_it_says() -> None:
     assert output.text == "yes"
 
 
+def test_with_random_it_draws_numbers_by_the_seed() -> None:
+    """The same seed draws the same, another one or none draws others; what is handed over has the numbers, too."""
+    text = " ".join("word" for _ in range(20))
+    said = {
+        name: run(engine(random=True), ask(text, params=params, next_stages=(1,)))["k"]
+        for name, params in (("a", {"seed": 1}), ("b", {"seed": 1}), ("c", {"seed": 2}), ("d", {}), ("e", {}))
+    }
+    texts = {name: "".join(output.text for output in outputs) for name, outputs in said.items()}
+    assert texts["a"] == texts["b"]
+    assert len(set(texts.values())) == 4
+    handed = said["a"][-1].handoff
+    assert handed is not None
+    assert bytes(handed["token_ids"].astype(np.uint8)).decode() == texts["a"]
+
+
 def test_max_tokens_cuts_it_short() -> None:
     said = run(engine(), ask("one two three", params={"max_tokens": 2}))["k"]
     assert [output.text for output in said] == ["one ", "two "]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import random
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image, ImageFile
 
 from omni_discovery.data_urls import PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.vllm.prompt import take_pictures
+from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.vllm.prompt import read_request, take_pictures
 
 
 def file_of(kind: str) -> bytes:
@@ -75,3 +78,11 @@ def test_malformed_files_are_read_or_the_clients_mistake() -> None:
         except InvalidRequestError:
             refused += 1
     assert 200 < refused < 2000
+
+
+@pytest.mark.parametrize("name", ["mm_features", "mm_processor_kwargs"])
+def test_what_a_front_end_has_made_of_pictures_is_refused_by_name(name: str) -> None:
+    model: Any = SimpleNamespace(takes_items=True)
+    request = StageRequest("k", "k", inputs={"prompt": "what is this?", name: {"fps": 2}})
+    with pytest.raises(InvalidRequestError, match=f"^{name}: "):
+        read_request(request, model, [])

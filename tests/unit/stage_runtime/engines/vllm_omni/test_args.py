@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm_omni.args import check_versions, split_args
+from stage_runtime.engines.vllm_omni.args import check_versions, is_deterministic, split_args
 
 
 def stage(**engine_args: Any) -> StageConfig:
@@ -36,6 +37,12 @@ def test_own_arguments_are_taken_and_all_others_are_vllm_omnis() -> None:
 def test_what_does_not_work_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"stage 3: engine_args\.{name} is {value!r}; engine 'vllm-omni' works with"):
         split_args(stage(**{name: value}))
+
+
+def test_a_stage_behind_two_others_is_refused_with_the_document() -> None:
+    split_args(msgspec.structs.replace(stage(), input_from=(0,)))
+    with pytest.raises(ConfigError, match=r"stage 3: input_from is \[0, 1\]; .* takes one stage before it"):
+        split_args(msgspec.structs.replace(stage(), input_from=(0, 1)))
 
 
 @pytest.mark.parametrize("bad", [{"async_chunk": "yes"}, {"connector_extra": {"a": "b"}}, {"sample_rate_hz": 0}])
@@ -65,3 +72,23 @@ def test_only_the_tested_minor_is_taken_with_the_vllm_below_it() -> None:
             check_versions(stage(), installed(**versions))
         assert said in str(refused.value)
         assert "pip install 'omni-discovery[vllm-omni]'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "repeats"),
+    [
+        ({}, True),
+        ({"in_pieces": False, "extra": {}}, True),
+        ({"model_type": "another"}, False),
+        ({"model_type": None}, False),
+        ({"device": "cuda"}, False),
+        ({"extra": {}}, False),
+        ({"extra": {"codec_chunk_ramp": [4, 8]}}, True),
+        ({"extra": {"initial_codec_chunk_frames": 1, "codec_chunk_adaptive": True}}, False),
+    ],
+)
+def test_a_stage_is_deterministic_where_that_was_seen(changed: dict[str, Any], repeats: bool) -> None:
+    """Of pieces whose size depends on the load of the moment, another attempt makes others."""
+    asked: dict[str, Any] = {"model_type": "qwen3_tts", "device": "cpu", "extra": {"initial_codec_chunk_frames": 1}}
+    asked |= {"in_pieces": True, **changed}
+    assert is_deterministic(**asked) is repeats

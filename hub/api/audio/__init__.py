@@ -1,0 +1,1 @@
+"""Sound over HTTP: its encoders, and the routes that are about sound alone."""

@@ -1,0 +1,1 @@
+"""POST /v1/chat/completions: messages in, choices with text, pictures and sound out."""

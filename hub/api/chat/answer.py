@@ -1,0 +1,292 @@
+"""The answer to a chat completion, whole or as server-sent events, in the shapes of OpenAI's clients."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from hub.api.audio.encoder import FORMATS, SoundFile
+from hub.api.generation.body import AnswerSize
+from hub.api.generation.running import event_of
+from hub.api.generation.timings import shown_timings
+
+if TYPE_CHECKING:
+    from hub.api.audio.threads import EncoderThreads
+    from hub.api.chat.choices import Choice, Choices
+    from hub.api.exchange import Exchange
+    from hub.api.generation.usage import Usage
+    from hub.request.outputs import OmniOutput
+    from omni_discovery.wire import TokenLogprob, TokenLogprobs
+
+#: From so many bytes on an answer is encoded in a thread: the hub's loop must go on meanwhile.
+_LONG_BYTES: Final = 1 << 20
+#: Pieces of base64 can be put together if each is made of whole groups of three bytes. A sample has two.
+_GROUP_BYTES: Final = 6
+
+#: The one choice if no requested stage has output, such as a picture for a question without one.
+_NOTHING_TO_SHOW = {
+    "index": 0,
+    "message": {"role": "assistant", "content": None, "refusal": "nothing of what was asked for came out of this"},
+    "finish_reason": "stop",
+}
+
+
+class Answer:
+    """What whole and streamed answers share. ``sound_format`` is that of the sound in them."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: str,
+        choices: Choices,
+        usage: Usage,
+        sounds: EncoderThreads,
+        *,
+        sound_format: str = "wav",
+        top_logprobs: int = 0,
+    ) -> None:
+        self.exchange = exchange
+        self.top_logprobs = top_logprobs
+        self.choices = choices
+        self.usage = usage
+        #: Seconds by name, from the request's summary.
+        self.timings_s: Mapping[str, float] = {}
+        #: When the last frame of the answer came from a replica, on ``time.perf_counter``.
+        self.received_at_s = 0.0
+        self.head: dict[str, Any] = {"id": exchange.request_id, "created": int(time.time()), "model": model}
+        self.sounds = sounds
+        self.sound_format = sound_format
+        #: The sound of each choice that has some, by its index.
+        self.files: dict[int, SoundFile] = {}
+
+    def note(self, number: int, output: OmniOutput) -> Choice | None:
+        """Take in what an output says of the request with this number; return the choice that it belongs to."""
+        self.exchange.note_output(output)
+        if output.is_summary:
+            self.timings_s = output.timings_s
+            return None
+        self.received_at_s = max(self.received_at_s, output.received_at_s)
+        choice = self.choices.find(number, output)
+        if choice is not None:
+            self.usage.add(number, output)
+        return choice
+
+    async def encoded(self, choice: Choice, output: OmniOutput, *, is_streamed: bool) -> AsyncIterator[bytes]:
+        """The bytes of the choice's file of sound that are ready. Raise EngineFailedError."""
+        if choice.index not in self.files:
+            self.files[choice.index] = SoundFile(self.sound_format, is_streamed=is_streamed)
+        async for made in self.sounds.encoded(self.files[choice.index], output.data):
+            yield made
+
+    def sound_id(self, choice: Choice) -> str:
+        """The name of a choice's sound."""
+        return f"audio-{self.exchange.request_id}-{choice.index}"
+
+
+class WholeAnswer(Answer):
+    """Collects the outputs of a request, or of several, into one body. Sound is encoded as it comes."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._size = AnswerSize("'stream': true")
+        self._parts: defaultdict[int, _Parts] = defaultdict(_Parts)
+
+    async def add(self, number: int, output: OmniOutput) -> None:
+        """Add one output. Raise EngineFailedError for sound that can't be encoded, or an answer that is too long."""
+        choice = self.note(number, output)
+        if choice is None:
+            return
+        # What is encoded is kept as something smaller.
+        is_coded = output.modality == "audio" and bool(FORMATS[self.sound_format].codec)
+        self._size.add(len(output.text) + (0 if is_coded else 4 * len(output.data) // 3))
+        kept = self._parts[choice.index]
+        kept.texts.append(output.text)
+        kept.logprobs += output.logprobs
+        if output.data and output.modality == "audio":
+            async for made in self.encoded(choice, output, is_streamed=False):
+                self._size.add(4 * len(made) // 3 if is_coded else 0)
+                kept.sound.append(made)
+        elif output.data:
+            kept.pictures.append((output.data, output.mime))
+        self.choices.note_end(choice, output)
+
+    async def body(self, *, timings: bool = False) -> bytes:
+        """The body as JSON, with ``timings_s`` if ``timings``. Raise EngineFailedError."""
+        for index, file in self.files.items():
+            self._parts[index].sound.append(await self.sounds.finished(file))
+        if self._size.size_bytes < _LONG_BYTES:
+            return msgspec.json.encode(self._completion(timings))
+        return await asyncio.to_thread(lambda: msgspec.json.encode(self._completion(timings)))
+
+    def _completion(self, timings: bool) -> dict[str, Any]:
+        choices = [self._shown(choice) for choice in self.choices if choice.index in self._parts]
+        more = {"timings_s": shown_timings(self.timings_s)} if timings else {}
+        return {
+            **self.head,
+            "object": "chat.completion",
+            "choices": choices or [_NOTHING_TO_SHOW],
+            "usage": self.usage.shown(),
+            **more,
+        }
+
+    def _shown(self, choice: Choice) -> dict[str, Any]:
+        parts = self._parts[choice.index]
+        text, sound = "".join(parts.texts), b"".join(parts.sound)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if sound:
+            # It is not kept for later turns: it expires when it is made.
+            audio = {"id": self.sound_id(choice), "data": base64.b64encode(sound).decode()}
+            message["content"] = text or None
+            message["audio"] = {**audio, "expires_at": self.head["created"], "transcript": text}
+        elif parts.pictures:
+            message["content"] = [image_part(data, mime) for data, mime in parts.pictures]
+        shown: dict[str, Any] = {"index": choice.index, "message": message, "finish_reason": choice.finish_reason}
+        return shown | ({"logprobs": shown_logprobs(parts.logprobs, self.top_logprobs)} if parts.logprobs else {})
+
+
+class _Parts:
+    """What is kept of one choice."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.sound: list[bytes] = []
+        #: Each with its type.
+        self.pictures: list[tuple[bytes, str]] = []
+        self.logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class StreamedAnswer(Answer):
+    """Turns each output into events and keeps nothing but the state of encoders."""
+
+    def __init__(self, *args: Any, counts_each: bool = False, **more: Any) -> None:
+        super().__init__(*args, **more)
+        #: Whether every event has the token counts so far.
+        self._counts_each = counts_each
+        #: The choices that have sound, by index, and their bytes that wait for others.
+        self._rests: dict[int, bytes] = {}
+
+    async def events(self, number: int, output: OmniOutput) -> AsyncIterator[bytes]:
+        """The events of an output of the request with this number. Raise EngineFailedError."""
+        choice = self.note(number, output)
+        if choice is not None:
+            async for event in self._new(choice, output):
+                yield event
+        ended = self.choices.end_all(number) if output.is_summary else []
+        if choice is not None and self.choices.note_end(choice, output):
+            ended = [choice]
+        for each in ended:
+            async for event in self._end(each):
+                yield event
+
+    async def _new(self, choice: Choice, output: OmniOutput) -> AsyncIterator[bytes]:
+        """The events of what an output holds."""
+        if output.data and output.modality == "audio":
+            async for event in self._sound(choice, output):
+                yield event
+        elif output.data:
+            data, mime = output.data, output.mime
+            picture = partial(self._chunk, choice, output.modality, lambda: {"content": [image_part(data, mime)]})
+            yield await _event(picture, len(data))
+        elif output.text or output.logprobs:
+            words = self._words(choice, output.text)
+            yield event_of(self._chunk(choice, "text", lambda: words, logprobs=output.logprobs))
+
+    def last(self, *, usage: bool, timings: bool) -> bytes:
+        """The last event, with the token counts, the timings or both."""
+        more: dict[str, Any] = {"usage": self.usage.shown()} if usage else {}
+        if timings:
+            more["timings_s"] = shown_timings(self.timings_s)
+        return event_of({**self.head, "object": "chat.completion.chunk", "choices": [], **more})
+
+    async def _sound(self, choice: Choice, output: OmniOutput) -> AsyncIterator[bytes]:
+        self._rests.setdefault(choice.index, b"")
+        if self.sound_format == "wav":
+            # As vLLM-Omni sends it: each piece is a file.
+            yield await self._heard(choice, output.data)
+            return
+        async for made in self.encoded(choice, output, is_streamed=True):
+            ready = self._rests[choice.index] + made
+            whole = len(ready) - len(ready) % _GROUP_BYTES
+            self._rests[choice.index] = ready[whole:]
+            if whole:
+                yield await self._heard(choice, ready[:whole])
+
+    async def _end(self, choice: Choice) -> AsyncIterator[bytes]:
+        """What is left of the sound, when it expires, and why the choice has ended."""
+        if choice.index in self._rests:
+            rest = self._rests[choice.index]
+            if choice.index in self.files:
+                rest += await self.sounds.finished(self.files[choice.index])
+            if rest:
+                yield await self._heard(choice, rest)
+            # It is not kept for later turns: it expires when it is made.
+            expiry = {"audio": {"expires_at": self.head["created"]}}
+            last = self._chunk(choice, "audio", lambda: expiry)
+            del last["choices"][0]["finish_reason"]
+            yield event_of(last)
+        yield event_of(self._chunk(choice, choice.modality, dict, finish_reason=choice.finish_reason))
+
+    async def _heard(self, choice: Choice, data: bytes) -> bytes:
+        def delta() -> dict[str, Any]:
+            return {"audio": {"data": base64.b64encode(data).decode()}}
+
+        return await _event(partial(self._chunk, choice, "audio", delta), len(data))
+
+    def _words(self, choice: Choice, text: str) -> dict[str, Any]:
+        """Words as text, and as the transcript of the sound that comes with them."""
+        speaks = choice.is_spoken and self.choices.expects_sound
+        return {"content": text, "audio": {"transcript": text}} if speaks else {"content": text}
+
+    def _chunk(
+        self,
+        choice: Choice,
+        modality: str,
+        make_delta: Callable[[], dict[str, Any]],
+        *,
+        finish_reason: str | None = None,
+        logprobs: Sequence[TokenLogprobs] = (),
+    ) -> dict[str, Any]:
+        """One event of the stream; its ``modality`` is text, image or audio, as vLLM-Omni has it."""
+        delta = make_delta()
+        if not choice.is_shown:
+            choice.is_shown = True
+            if choice.is_spoken and self.choices.expects_sound:
+                delta["audio"] = {"id": self.sound_id(choice), **delta.get("audio", {})}
+            delta = {"role": "assistant", **delta}
+        shown: dict[str, Any] = {"index": choice.index, "delta": delta, "finish_reason": finish_reason}
+        if logprobs:
+            shown["logprobs"] = shown_logprobs(logprobs, self.top_logprobs)
+        more = {"usage": self.usage.shown()} if self._counts_each else {}
+        return {**self.head, "object": "chat.completion.chunk", "modality": modality, "choices": [shown], **more}
+
+
+async def _event(make_chunk: Callable[[], dict[str, Any]], size_bytes: int) -> bytes:
+    """An event with so many bytes of a file in it."""
+    if size_bytes < _LONG_BYTES:
+        return event_of(make_chunk())
+    return await asyncio.to_thread(lambda: event_of(make_chunk()))
+
+
+def image_part(data: bytes, mime: str) -> dict[str, Any]:
+    """An image as OpenAI's clients expect it: a data URL."""
+    return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
+
+
+def shown_logprobs(places: Sequence[TokenLogprobs], top: int) -> dict[str, Any]:
+    """Log probabilities as chats have them: of each token that was drawn, and of the ``top`` likeliest in its place."""
+    content = []
+    for place in places:
+        likeliest = sorted((each for each in place if each.rank <= top), key=lambda each: each.rank)
+        content.append({**_token(place[0]), "top_logprobs": [_token(each) for each in likeliest]})
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}

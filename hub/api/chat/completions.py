@@ -1,0 +1,111 @@
+"""POST /v1/chat/completions: messages in, choices out, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from hub.api.chat.answer import StreamedAnswer, WholeAnswer
+from hub.api.chat.choices import Choices
+from hub.api.chat.schema import ChatRequest, chat_params, parse_chat, refuse_embeddings
+from hub.api.errors import describe
+from hub.api.generation.fields import with_seed
+from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
+from hub.api.generation.timings import server_timing
+from hub.api.generation.usage import Usage
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from hub.api.audio.threads import EncoderThreads
+    from hub.async_omni import AsyncOmni
+    from hub.request.outputs import OmniOutput
+    from omni_discovery.deploy.document import DeployConfig
+
+
+class ChatCompletions:
+    """The endpoint, over one AsyncOmni."""
+
+    def __init__(self, omni: AsyncOmni, deploy: DeployConfig, sounds: EncoderThreads) -> None:
+        self._route = Route(omni, deploy, "chatcmpl")
+        self._omni, self._deploy, self._sounds = omni, deploy, sounds
+
+    async def respond(self, request: Request) -> Response:
+        """Answer one request."""
+        return await self._route.answer(request, self._parse, self._answer)
+
+    def _parse(self, body: bytes) -> ChatRequest:
+        chat = parse_chat(body)
+        refuse_embeddings(self._deploy.stages, chat.modalities)
+        if chat.audio is not None and "audio" not in self._modalities(chat):
+            raise InvalidRequestError("'audio' says how sound is put out, and no sound is asked for here: leave it out")
+        return chat
+
+    def _modalities(self, chat: ChatRequest) -> set[str]:
+        """The modalities of the answer."""
+        made = {stage.final_output for stage in self._deploy.stages}
+        return {each for each in made if chat.modalities is None or each in chat.modalities}
+
+    async def _answer(self, chat: ChatRequest, came: Came) -> Response:
+        with self._omni.rejections.counted():
+            params = chat_params(self._deploy, chat)
+        companions = {role: {"messages": [{"role": "user", "content": text}]} for role, text in chat.companions.items()}
+        inputs, answers = {"messages": chat.messages}, chat.n or 1
+        asks = [Ask(inputs, with_seed(params, number), chat.modalities, companions) for number in range(answers)]
+        stage_ids = [stage.stage_id for stage in self._deploy.stages]
+        given = (
+            *(came.exchange, self._deploy.served_name, Choices(self._modalities(chat), answers)),
+            *(Usage(stage_ids, answers), self._sounds),
+        )
+        more = {"sound_format": chat.sound_format, "top_logprobs": chat.top_logprobs or 0}
+        generation = self._route.generation(came, chat, asks)
+        if not chat.stream:
+            return await self._whole(chat, WholeAnswer(*given, **more), generation)
+        counts_each = chat.stream_options is not None and chat.stream_options.continuous_usage_stats
+        return await self._streamed(chat, StreamedAnswer(*given, **more, counts_each=counts_each), generation)
+
+    async def _whole(self, chat: ChatRequest, answer: WholeAnswer, generation: Generation) -> Response:
+        try:
+            async for number, output in generation:
+                await answer.add(number, output)
+        finally:
+            await generation.close()
+        if generation.has_left:
+            return generation.left_response
+        body = await answer.body(timings=chat.include_timings)
+        out_s = time.perf_counter() - answer.received_at_s
+        self._omni.hub_metrics.observe_out(out_s)
+        timing = server_timing({**answer.timings_s, "hub_out": out_s})
+        headers = {"Server-Timing": timing, **stale_header(self._omni)}
+        return Response(body, media_type="application/json", headers=headers)
+
+    async def _streamed(self, chat: ChatRequest, answer: StreamedAnswer, generation: Generation) -> Response:
+        # The first output decides the status: an error before it is an ordinary error answer.
+        first = await generation.first()
+        usage = chat.stream_options is not None and chat.stream_options.include_usage
+        events = _events(answer, first, generation, usage=usage, timings=chat.include_timings)
+        return GenerationStream(generation, events, "text/event-stream", stale_header(self._omni))
+
+
+async def _events(
+    answer: StreamedAnswer,
+    first: tuple[int, OmniOutput] | None,
+    generation: Generation,
+    *,
+    usage: bool,
+    timings: bool,
+) -> AsyncIterator[bytes]:
+    try:
+        async for number, output in generation.from_first(first):
+            async for event in answer.events(number, output):
+                yield event
+        if usage or timings:
+            yield answer.last(usage=usage, timings=timings)
+    except OmniError as error:
+        answer.exchange.note_error(error)
+        yield event_of(describe(error)[1])
+    yield b"data: [DONE]\n\n"

@@ -1,0 +1,131 @@
+"""The messages of a chat, checked as far as a hub can: roles, kinds of parts, and where their files come from. Pure.
+
+Pictures, sound and videos come with the request, and nothing is fetched. They are not decoded here: the first stage's
+replica gets them as they are, bounded by the size of the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from omni_discovery.data_urls import media_url, picture_url
+from omni_discovery.errors import InvalidRequestError
+
+#: Pictures, sounds and videos of one request; their size together is bounded by the body's.
+MAX_PICTURES: Final = 16
+MAX_SOUNDS: Final = 16
+MAX_VIDEOS: Final = 4
+_MOST: Final = {"pictures": MAX_PICTURES, "sounds": MAX_SOUNDS, "videos": MAX_VIDEOS}
+_KINDS: Final = {"image_url": "pictures", "input_audio": "sounds", "audio_url": "sounds", "video_url": "videos"}
+
+_ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+#: The formats of sound that OpenAI's clients may name, and others that decoders read.
+_SOUND_FORMATS: Final = ("wav", "mp3", "flac", "opus", "ogg", "aac", "m4a", "webm", "pcm16")
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidRequestError, with the place, for content that no stage reads. Files are not decoded here."""
+    counts = dict.fromkeys(_MOST, 0)
+    for position, message in enumerate(messages):
+        where = f"messages[{position}]"
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise InvalidRequestError(f"{where}.role must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}")
+        if role == "assistant":
+            _check_answer(where, message)
+        if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+            raise InvalidRequestError(f"{where}: what a tool has said needs the 'tool_call_id' that it answers")
+        # An answer that only called tools has no content.
+        if not (role == "assistant" and message.get("content") is None and message.get("tool_calls")):
+            _check_content(f"{where}.content", message.get("content"), counts)
+    for what, most in _MOST.items():
+        if counts[what] > most:
+            raise InvalidRequestError(f"{counts[what]} {what} are in 'messages'; one request may show {most}")
+    if not _has_content(messages[-1].get("content")):
+        raise InvalidRequestError("the last message is empty; write a question into its 'content'")
+
+
+def _check_answer(where: str, message: Mapping[str, Any]) -> None:
+    if message.get("audio") is not None:
+        raise InvalidRequestError(
+            f"{where}.audio: the sound of earlier answers is not kept here; send its transcript as 'content'"
+        )
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise InvalidRequestError(f"{where}.tool_calls must be a list of objects")
+
+
+def _check_content(where: str, content: Any, counts: dict[str, int]) -> None:
+    """Count the files in the content of a message. Raise InvalidRequestError for parts of an unknown kind."""
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{where} must be a string or a list of parts: text, {', '.join(_KINDS)}")
+    for position, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            continue
+        place = f"{where}[{position}]"
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise InvalidRequestError(f"{place}: a part is one of text, {', '.join(_KINDS)}")
+        try:
+            _CHECKS[kind](part, part.get(kind))
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{place}: {error}") from error
+        counts[_KINDS[kind]] += 1
+
+
+def _check_picture(part: Mapping[str, Any], shown: Any) -> None:
+    _refuse_unknown(part, {"type", "image_url"})
+    if isinstance(shown, dict):
+        _refuse_unknown(shown, {"url", "detail"})
+        if shown.get("detail") not in (None, "auto"):
+            raise InvalidRequestError("'detail' can't be chosen, the model decides; leave it out")
+    picture_url(shown)
+
+
+def _check_sound(part: Mapping[str, Any], heard: Any) -> None:
+    _refuse_unknown(part, {"type", "input_audio"})
+    if not isinstance(heard, dict) or not isinstance(heard.get("data"), str) or not heard["data"]:
+        raise InvalidRequestError('input_audio: give the sound itself: {"data": its file in base64, "format": "wav"}')
+    _refuse_unknown(heard, {"data", "format"})
+    if heard["data"].startswith(("http:", "https:", "file:", "data:")):
+        raise InvalidRequestError("input_audio: 'data' is the file in base64, not a URL; nothing is fetched")
+    if not isinstance(heard.get("format"), str) or heard["format"] not in _SOUND_FORMATS:
+        raise InvalidRequestError(f"input_audio: 'format' is one of {', '.join(_SOUND_FORMATS)}")
+
+
+def _check_audio_url(part: Mapping[str, Any], heard: Any) -> None:
+    _check_url(part, heard, "audio")
+
+
+def _check_video_url(part: Mapping[str, Any], shown: Any) -> None:
+    _check_url(part, shown, "video")
+
+
+def _check_url(part: Mapping[str, Any], value: Any, medium: str) -> None:
+    _refuse_unknown(part, {"type", f"{medium}_url"})
+    if isinstance(value, dict):
+        _refuse_unknown(value, {"url"})
+    media_url(value, medium)
+
+
+_CHECKS: Final[dict[str, Callable[[Mapping[str, Any], Any], None]]] = {
+    "image_url": _check_picture,
+    "input_audio": _check_sound,
+    "audio_url": _check_audio_url,
+    "video_url": _check_video_url,
+}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted({*given} - known)
+    if unknown:
+        raise InvalidRequestError(f"{unknown[0]!r} is not known here; leave it out")
+
+
+def _has_content(content: Any) -> bool:
+    if isinstance(content, str):
+        return bool(content.strip())
+    return any(part["type"] != "text" or part["text"].strip() for part in content or ())

@@ -1,0 +1,144 @@
+"""TLS handshakes: a client holds a place from the moment it is accepted, whether or not it ever says anything.
+
+asyncio's server shows a connection to its protocol only when TLS stands. So the connections are accepted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from hub.api.protocols import Bounded
+from omni_discovery.log_once import LogOnce
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from hub.api.connections import Cut
+    from hub.api.protocols import BoundedHttp, BoundedServer
+
+logger = logging.getLogger(__name__)
+
+#: Connections that are accepted in one turn of the loop.
+_MOST_AT_ONCE: Final = 64
+#: The pause after this process, or the host, has run out of what a connection takes.
+_PAUSE_S: Final = 1.0
+_SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_LOG_EVERY_S: Final = 60.0
+#: Handshakes are cut by the bounds of their BoundedServer, which looks once a second: this ends none before that.
+_NEVER_S: Final = 1e6
+
+
+class Handshake(Bounded):
+    """One connection until TLS stands."""
+
+    def __init__(self, client: tuple[str, int]) -> None:
+        self.client = client
+        self.task: asyncio.Task[object] | None = None
+
+    @property
+    def unsent_bytes(self) -> int:
+        """See Bounded. What TLS sends by itself fits into the kernel."""
+        return 0
+
+    def cut(self, reason: Cut) -> None:
+        """See Bounded. Nothing can be said before TLS stands."""
+        logger.debug("tls.cut reason=%s", reason.value)
+        self.drop()
+
+    def drop(self) -> None:
+        """See Bounded."""
+        if self.task is not None:
+            self.task.cancel()
+
+
+class TlsListener:
+    """Accepts the clients of a listening socket, and has the protocols of ``make`` serve those with which TLS stands.
+
+    It is closed as an asyncio.Server; the socket is its caller's.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext,
+        bounded: BoundedServer,
+        make: Callable[[], BoundedHttp],
+        goodbye_s: float,
+    ) -> None:
+        self._listener, self._context, self._bounded, self._make = listener, context, bounded, make
+        self._goodbye_s = goodbye_s
+        self._loop = asyncio.get_running_loop()
+        self._under_way: set[Handshake] = set()
+        self._is_closed = False
+        self._log_once = LogOnce(time.monotonic)
+        self._listen()
+
+    def close(self) -> None:
+        """Accept nothing new, and end the handshakes. Idempotent."""
+        if not self._is_closed:
+            self._loop.remove_reader(self._listener)
+        self._is_closed = True
+        for each in self._under_way:
+            each.drop()
+
+    async def wait_closed(self) -> None:
+        """Wait until all handshakes have ended."""
+        await asyncio.gather(*(each.task for each in self._under_way if each.task), return_exceptions=True)
+
+    def _listen(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _SCARCE:
+                    self._pause(error)
+                    return
+                # The client has left again, or its network has failed.
+                continue
+            self._begin(sock, Handshake(address[:2]))
+
+    def _pause(self, error: OSError) -> None:
+        if self._log_once.should(error.errno, _LOG_EVERY_S):
+            logger.warning("http.accept_failed reason=%s: clients wait, and are accepted when there is room", error)
+        self._loop.remove_reader(self._listener)
+        self._loop.call_later(_PAUSE_S, self._listen)
+
+    def _begin(self, sock: socket.socket, handshake: Handshake) -> None:
+        def protocol() -> asyncio.Protocol:
+            made = self._make()
+            made.handshake = handshake
+            return made
+
+        sock.setblocking(False)
+        begun = self._loop.connect_accepted_socket(
+            protocol,
+            sock,
+            ssl=self._context,
+            ssl_handshake_timeout=_NEVER_S,
+            ssl_shutdown_timeout=self._goodbye_s,
+        )
+        handshake.task = self._loop.create_task(begun)
+        self._under_way.add(handshake)
+        handshake.task.add_done_callback(partial(self._ended, sock, handshake))
+        connections = self._bounded.connections
+        self._bounded.cut(connections.opened(handshake, time.monotonic(), is_handshake=True))
+
+    def _ended(self, sock: socket.socket, handshake: Handshake, task: asyncio.Task[object]) -> None:
+        self._under_way.discard(handshake)
+        self._bounded.connections.closed(handshake)
+        if task.cancelled() or task.exception() is not None:
+            # It may never have got a transport that closes it.
+            sock.close()

@@ -1,0 +1,1 @@
+"""What the routes that generate have in common: bodies and their fields, running requests, usage, timings."""

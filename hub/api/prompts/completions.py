@@ -1,0 +1,209 @@
+"""POST /v1/completions: prompts in, text out, whole or as server-sent events, in the shapes of OpenAI's clients."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from hub.api.errors import describe
+from hub.api.generation.body import AnswerSize, decode_body
+from hub.api.generation.fields import (
+    MOST_ANSWERS,
+    TextFields,
+    check_neutral,
+    logprobs_asked,
+    stage_params,
+    with_seed,
+)
+from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
+from hub.api.generation.timings import server_timing, shown_timings
+from hub.api.generation.usage import Usage
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+    from hub.async_omni import AsyncOmni
+    from hub.request.outputs import OmniOutput
+    from omni_discovery.deploy.document import DeployConfig
+    from omni_discovery.wire import TokenLogprobs
+
+#: Token ids end below this.
+_MOST_TOKEN: Final = 1 << 31
+
+
+class CompletionRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The body of POST /v1/completions. ``prompt`` is a text, its token ids, or a list of either."""
+
+    prompt: str | list[Any]
+    logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    # Not served here: `check_neutral` checks that they ask for nothing.
+    best_of: Any = None
+    echo: Any = None
+    suffix: Any = None
+
+    @property
+    def prompts(self) -> list[dict[str, Any]]:
+        """The inputs of each prompt. Raise InvalidRequestError."""
+        prompt = self.prompt
+        listed = [prompt] if isinstance(prompt, str) or _is_token_ids(prompt) else prompt
+        if not listed or not all(isinstance(each, str) or _is_token_ids(each) for each in listed):
+            raise InvalidRequestError("'prompt' is a text, a list of token ids, or a list of either, and not empty")
+        return [{"prompt": each} if isinstance(each, str) else {"prompt_token_ids": each} for each in listed]
+
+
+def _is_token_ids(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(type(each) is int and 0 <= each < _MOST_TOKEN for each in value)
+
+
+#: The neutral values of each field, in addition to null.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+
+_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def parse_completion(body: bytes) -> CompletionRequest:
+    """Read and check a request body. Raise InvalidRequestError that names the field."""
+    request = decode_body(_decoder, body)
+    check_neutral(request, _NEUTRAL)
+    answers = len(request.prompts) * (request.n or 1)
+    if answers > MOST_ANSWERS:
+        raise InvalidRequestError(f"{answers} answers were asked for, 'n' for each prompt; {MOST_ANSWERS} are the most")
+    return request
+
+
+class Completions:
+    """The endpoint, over one AsyncOmni."""
+
+    def __init__(self, omni: AsyncOmni, deploy: DeployConfig) -> None:
+        self._route = Route(omni, deploy, "cmpl")
+        self._omni, self._deploy = omni, deploy
+
+    async def respond(self, request: Request) -> Response:
+        """Answer one request."""
+        return await self._route.answer(request, parse_completion, self._answer)
+
+    async def _answer(self, asked: CompletionRequest, came: Came) -> Response:
+        answers, modalities = asked.n or 1, ("text",)
+        with self._omni.rejections.counted():
+            more = logprobs_asked(self._deploy, modalities, asked.logprobs) if asked.logprobs is not None else {}
+            params = stage_params(self._deploy, asked, asked.text_params(), more)
+        asks = [Ask(each, with_seed(params, k), modalities) for each in asked.prompts for k in range(answers)]
+        answer = _Completion(self._deploy, came, Usage([each.stage_id for each in self._deploy.stages], answers), asked)
+        generation = self._route.generation(came, asked, asks)
+        if not asked.stream:
+            return await self._whole(answer, generation)
+        # The first output decides the status: an error before it is an ordinary error answer.
+        first = await generation.first()
+        return GenerationStream(
+            generation, _events(answer, first, generation), "text/event-stream", stale_header(self._omni)
+        )
+
+    async def _whole(self, answer: _Completion, generation: Generation) -> Response:
+        texts: defaultdict[int, list[OmniOutput]] = defaultdict(list)
+        size, received_at_s = AnswerSize("'stream': true"), 0.0
+        try:
+            async for number, output in generation:
+                received_at_s = max(received_at_s, output.received_at_s)
+                if answer.note(number, output):
+                    size.add(output.size_bytes)
+                    texts[number].append(output)
+        finally:
+            await generation.close()
+        if generation.has_left:
+            return generation.left_response
+        choices = [answer.choice(number, texts[number]) for number in sorted(texts)]
+        counts = {"usage": answer.usage.shown(), **answer.timings()}
+        body = msgspec.json.encode({**answer.head, "choices": choices, **counts})
+        out_s = time.perf_counter() - received_at_s
+        self._omni.hub_metrics.observe_out(out_s)
+        timing = server_timing({**answer.timings_s, "hub_out": out_s})
+        headers = {"Server-Timing": timing, **stale_header(self._omni)}
+        return Response(body, media_type="application/json", headers=headers)
+
+
+class _Completion:
+    """What whole and streamed answers share."""
+
+    def __init__(self, deploy: DeployConfig, came: Came, usage: Usage, asked: CompletionRequest) -> None:
+        self.asked = asked
+        self.usage = usage
+        self.exchange = came.exchange
+        self.timings_s: Mapping[str, float] = {}
+        self.head = {
+            "id": came.exchange.request_id,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": deploy.served_name,
+        }
+        #: The stage whose text is the answer: the first that puts one out.
+        self._stage_id = next((each.stage_id for each in deploy.stages if each.final_output == "text"), None)
+        #: How many characters of each answer were shown.
+        self._offsets: defaultdict[int, int] = defaultdict(int)
+
+    def note(self, number: int, output: OmniOutput) -> bool:
+        """Take in an output of the request with this number; return whether it is a part of the answer."""
+        self.exchange.note_output(output)
+        if output.is_summary:
+            self.timings_s = output.timings_s
+            return False
+        self.usage.add(number, output)
+        return output.stage_id == self._stage_id
+
+    def choice(self, number: int, outputs: Sequence[OmniOutput]) -> dict[str, Any]:
+        """The choice of an answer, or a part of it."""
+        offset = self._offsets[number]
+        text = "".join(output.text for output in outputs)
+        self._offsets[number] += len(text)
+        places = [place for output in outputs for place in output.logprobs]
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": _logprobs(places, self.asked.logprobs or 0, offset) if places else None,
+            "finish_reason": next((each.finish_reason for each in outputs if each.finish_reason is not None), None),
+        }
+
+    def timings(self) -> dict[str, Any]:
+        """``timings_s``, if they are asked for."""
+        return {"timings_s": shown_timings(self.timings_s)} if self.asked.include_timings else {}
+
+
+async def _events(
+    answer: _Completion, first: tuple[int, OmniOutput] | None, generation: Generation
+) -> AsyncIterator[bytes]:
+    options = answer.asked.stream_options
+    counts_each = options is not None and options.continuous_usage_stats
+    try:
+        async for number, output in generation.from_first(first):
+            if answer.note(number, output) and (output.text or output.logprobs or output.finish_reason is not None):
+                counts = {"usage": answer.usage.shown()} if counts_each else {}
+                yield event_of({**answer.head, "choices": [answer.choice(number, [output])], **counts})
+        if (options is not None and options.include_usage) or answer.asked.include_timings:
+            counts = {"usage": answer.usage.shown()} if options is not None and options.include_usage else {}
+            yield event_of({**answer.head, "choices": [], **counts, **answer.timings()})
+    except OmniError as error:
+        answer.exchange.note_error(error)
+        yield event_of(describe(error)[1])
+    yield b"data: [DONE]\n\n"
+
+
+def _logprobs(places: Sequence[TokenLogprobs], top: int, offset: int) -> dict[str, Any]:
+    """Log probabilities as completions have them. ``offset``: the characters of the answer before these."""
+    shown: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for place in places:
+        drawn = place[0]
+        shown["tokens"].append(drawn.text)
+        shown["token_logprobs"].append(drawn.logprob)
+        shown["top_logprobs"].append({each.text: each.logprob for each in place if each.rank <= top or each is drawn})
+        shown["text_offset"].append(offset)
+        offset += len(drawn.text)
+    return shown

@@ -1,0 +1,1 @@
+"""What `omni serve` takes from commands and deploy files of vLLM-Omni."""

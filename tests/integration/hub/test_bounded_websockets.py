@@ -1,0 +1,199 @@
+"""WebSockets that wait for their client give their places as idle connections do; what they hold is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import Counter
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from hub.api.connections import ConnectionLimits, Connections
+from hub.api.protocols import BoundedWebSocket
+from hub.api.server import HttpConfig, HttpServer, bind
+from tests.support.attackers import PING, Attacker, attackers, frame
+from tests.support.hub import Hub
+
+PLACES = 6
+#: What a transport takes before it says that the client is behind.
+BUFFERED = 64 << 10
+#: Each word takes its time, so that an answer can be made to last.
+ECHO = "{model: m, stages: [{stage_id: 0, engine: echo, engine_args: {capacity: 64, delay_s: 1}, final_output: text}]}"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    flags = ("--max-connections", str(PLACES), "--stream-idle-timeout", "600")
+    hub = Hub.of_yaml(tmp_path_factory.mktemp("hub"), ECHO, *flags)
+    try:
+        yield hub.wait_ready()
+    finally:
+        hub.stop()
+
+
+def say(client: ClientConnection, prompt: str) -> None:
+    client.send(json.dumps({"type": "segment", "prompt": prompt}))
+
+
+def read_to_end_of_segment(client: ClientConnection) -> None:
+    while json.loads(client.recv(30))["type"] != "segment_end":
+        pass
+
+
+@pytest.mark.attack("D6")
+def test_between_two_segments_a_stream_gives_its_place_and_during_one_it_keeps_it(hub: Hub) -> None:
+    """1. all places but one are taken: by streams between two segments, and by one whose segment is being answered
+    2. more clients come than places are left: they are served in the places of streams that wait, the longest first
+    3. those are told why; the one that is being answered goes on, and may send its next segment
+    """
+    address = hub.url.replace("http", "ws", 1) + "/v1/stream"
+    with ExitStack() as stack:
+        busy = stack.enter_context(connect(address))
+        say(busy, "one")
+        read_to_end_of_segment(busy)
+        idle = [stack.enter_context(connect(address)) for _ in range(PLACES - 2)]
+        for client in idle:
+            say(client, "one")
+        for client in idle:
+            read_to_end_of_segment(client)
+        # A ping is no work for the hub.
+        idle[0].ping().wait(30)
+        say(busy, "word " * 20)
+        assert json.loads(busy.recv(30))["segment"] == 1
+        for newcomer in stack.enter_context(attackers(hub.url, PLACES - 1)):
+            newcomer.request(json.dumps(chat()).encode())
+        for client in idle:
+            with pytest.raises(ConnectionClosed):
+                client.recv(30)
+            assert (client.close_code, client.close_reason) == (1013, "this hub has too many connections")
+        assert json.loads(busy.recv(30))["type"] == "delta"
+
+
+def chat() -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "word " * 60}], "stream": True}
+
+
+class Late:
+    """An application whose WebSockets are accepted when ``opens`` is set."""
+
+    def __init__(self) -> None:
+        self.opens = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await self.opens.wait()
+        await send({"type": "websocket.accept"})
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+
+
+@asynccontextmanager
+async def late_server(limits: ConnectionLimits, send_buffer: int = 0) -> AsyncIterator[tuple[Late, str, HttpServer]]:
+    app, listener = Late(), bind("127.0.0.1", 0)
+    if send_buffer:
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+    cuts = Counter("cuts", "", ["reason"], registry=None)
+    omni: Any = SimpleNamespace(hub_metrics=SimpleNamespace(http_cuts=cuts), end_requests=lambda: None)
+    server = HttpServer(omni, app, HttpConfig(limits))
+    server.start(listener)
+    try:
+        yield app, f"http://127.0.0.1:{listener.getsockname()[1]}", server
+    finally:
+        app.opens.set()
+        await server.stop()
+
+
+def begin(url: str) -> Attacker:
+    """Ask for a WebSocket, and wait for no answer."""
+    each = Attacker(url)
+    ask_for_stream(each)
+    return each
+
+
+def ask_for_stream(each: Attacker) -> None:
+    head = f"GET /v1/stream HTTP/1.1\r\nHost: {each.host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    each.send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+
+
+@pytest.mark.attack("D6")
+async def test_what_comes_before_a_websocket_is_accepted_is_counted_too() -> None:
+    """Half a message of 1 MB each, from three clients that nobody has accepted: the memory is bounded, and the time."""
+    async with late_server(ConnectionLimits(body_timeout_s=3, max_unfinished_bytes=2_500_000)) as (_, url, server):
+        held = server._bounded.connections
+        clients = [begin(url) for _ in range(3)]
+        try:
+            await until(lambda: streams(held) == 3)
+            for each in clients:
+                each.send(b"\x81\xff" + (2_000_000).to_bytes(8, "big") + bytes(4) + b"x" * 1_000_000)
+            await until(lambda: len(held) == 2 and held.unfinished_bytes > 1_500_000)
+            assert held.unfinished_bytes <= 2_500_000
+            await until(lambda: len(held) == 0)
+            assert held.unfinished_bytes == 0
+        finally:
+            for each in clients:
+                each.close()
+
+
+async def test_a_message_before_the_accept_is_delivered_after_it() -> None:
+    async with late_server(ConnectionLimits()) as (app, url, server):
+        held = server._bounded.connections
+        client = await asyncio.to_thread(begin, url)
+        try:
+            await until(lambda: streams(held) == 1)
+            client.send(frame(1, b"early"))
+            await until(lambda: not held.waiting())
+            app.opens.set()
+            client.send(frame(8, b""))
+            answer = await asyncio.to_thread(client.answer)
+            assert answer.startswith(b"HTTP/1.1 101 ")
+        finally:
+            client.close()
+
+
+@pytest.mark.attack("A13")
+async def test_pongs_that_nobody_reads_are_bounded_however_slowly_the_pings_come() -> None:
+    """1. a client sends 90 pings in each of many seconds, too few to be cut for them, and reads nothing
+    2. of their pongs no more wait in the hub than fits its buffer; 3. what lies unread for too long ends it
+    """
+    async with late_server(ConnectionLimits(send_timeout_s=3), send_buffer=16 << 10) as (app, url, server):
+        held = server._bounded.connections
+        app.opens.set()
+        client = Attacker(url, receive_buffer=4096)
+        try:
+            ask_for_stream(client)
+            await until(lambda: streams(held) == 1)
+            (stream,) = held.all()
+            assert isinstance(stream, BoundedWebSocket)
+            most = sent = 0
+            while sent < 4 * BUFFERED and not stream.transport.is_closing():
+                # A second passes.
+                stream._second = stream._controls = 0
+                client.send(PING * 90)
+                sent += 90 * len(PING)
+                await until(lambda: stream._controls == 90 or stream.transport.is_closing())
+                most = max(most, stream.unsent_bytes)
+            assert BUFFERED // 2 < most < 2 * BUFFERED
+            await until(lambda: len(held) == 0)
+            assert server._omni.hub_metrics.http_cuts.labels("send_timeout")._value.get() == 1
+        finally:
+            client.close()
+
+
+def streams(held: Connections[Any]) -> int:
+    return sum(isinstance(each, BoundedWebSocket) for each in held.all())
+
+
+async def until(holds: Any) -> None:
+    deadline_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.02)

@@ -1,0 +1,121 @@
+"""A speaking model as vLLM-Omni's users start it, on hosts that share an etcd: their deploy file, their flags."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import urllib.request
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from omni_discovery.etcd.embedded import EmbeddedEtcd
+from tests.support.hub import Hub
+from tests.support.processes import Child
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+#: The Python that `make setup-omni` makes.
+PYTHON: Final = ROOT / ".venv-omni" / "bin" / "python"
+#: A deploy file as vLLM-Omni has them: no engine, no model, no output. Small pieces, and what a CPU needs.
+THEIRS: Final = """
+async_chunk: true
+connectors:
+  small_pieces:
+    name: SharedMemoryConnector
+    extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}
+stages:
+  - stage_id: 0
+    max_num_seqs: 4
+    max_model_len: 1024
+    dtype: bfloat16
+    enforce_eager: true
+    async_scheduling: true
+    kv_cache_memory_bytes: 33554432
+    trust_remote_code: true
+    output_connectors: {to_stage_1: small_pieces}
+    default_sampling_params: {temperature: 0.9, top_k: 50, max_tokens: 32}
+  - stage_id: 1
+    max_num_seqs: 4
+    max_model_len: 8192
+    max_num_batched_tokens: 8192
+    dtype: float32
+    enforce_eager: true
+    kv_cache_memory_bytes: 33554432
+    trust_remote_code: true
+    input_connectors: {from_stage_0: small_pieces}
+"""
+NAMESPACE: Final = "test"
+
+
+def write_model(folder: Path) -> str:
+    """Write the tiny Qwen3-TTS; return its folder."""
+    model = folder / "tiny-tts"
+    command = [str(PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
+    return str(model)
+
+
+class Cluster:
+    """A host without a hub for each stage, with two replicas, and a hub without stages."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self.etcd = EmbeddedEtcd()
+        self.etcd.__enter__()
+        registry = ["--etcd-endpoints", self.etcd.endpoint]
+        omni = [model, "--omni", "--omni-python", str(PYTHON)]
+        # A document from etcd may name models below these folders alone.
+        allowed = ["--model-root", str(Path(model).parent)]
+        self.hosts = []
+        for stage in ("0", "1"):
+            here = ["--headless", "--stage-id", stage, "--omni-dp-size-local", "2", "--namespace", NAMESPACE]
+            words = ["serve", *omni, *here, *registry, *allowed]
+            self.hosts.append(Child(words, _folder(folder / f"host{stage}"), f"host{stage}"))
+        # What is left for the hub: to resolve, and to serve.
+        self.hub = Hub.of_yaml(_folder(folder / "hub"), THEIRS, *omni, "--hub-only", *registry)
+
+    def replicas(self, stage_id: int) -> list[int]:
+        """The process ids of a stage's replicas that can be picked."""
+        told = self.hub.replicas("--etcd-endpoints", self.etcd.endpoint)
+        return [each["pid"] for each in told if each["stage_id"] == stage_id and each["status"] == "up"]
+
+    @property
+    def text(self) -> str:
+        """The end of all logs."""
+        return "\n".join(child.text[-2000:] for child in (*self.hosts, self.hub))
+
+    def stop(self) -> list[int]:
+        """Stop everything; return the processes that are left."""
+        left = [pid for child in (self.hub, *self.hosts) for pid in child.stop()]
+        self.etcd.__exit__(None, None, None)
+        return left
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def speak(url: str, tokens: int, on_third: Callable[[], None] = lambda: None) -> bytes:
+    """The samples of one streamed answer; ``on_third`` is called when three pieces of it were heard."""
+    params = [{"max_tokens": tokens, "seed": 7, "speaker": "ethan", "language": "English"}, {}]
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
+    data = json.dumps({**body, "sampling_params_list": params}).encode()
+    request = urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json"})
+    heard: list[bytes] = []
+    with urllib.request.urlopen(request, timeout=120) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event["error"]
+            for choice in event["choices"]:
+                if sound := choice["delta"].get("audio"):
+                    with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                        heard.append(file.readframes(file.getnframes()))
+                    if len(heard) == 3:
+                        on_third()
+    assert len(heard) > 3
+    return b"".join(heard)

@@ -1,0 +1,171 @@
+"""A pipeline that speaks, of ordinary Python without models, behind a hub's HTTP server."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import threading
+import wave
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+from openai import AsyncOpenAI, OpenAI
+
+from hub.api.routes import build_app
+from hub.api.server import HttpServer, bind
+from hub.async_omni import AsyncOmni
+from stage_runtime.engines.base import create_engine
+from tests.support.hub_fakes import deploy_of
+from tests.support.local_replica import LocalReplica
+from tests.support.serving import HUBS, hub_of
+
+#: Set where a voice that was told to wait may go on.
+GO_ON = threading.Event()
+
+#: Words from one stage, their sound from the next, whose document names a voice.
+SPEAKER = """
+model: speaker
+stages:
+  - {stage_id: 0, engine: torch, engine_args: {target: "tests.support.speaking:think", capacity: 8}, final_output: text}
+  - stage_id: 1
+    engine: torch
+    engine_args: {target: "tests.support.speaking:speak", capacity: 8}
+    default_sampling_params: {speaker: ann}
+    final_output: audio
+"""
+#: One stage that says what it is given.
+VOICE = """
+model: voice
+stages:
+  - stage_id: 0
+    engine: torch
+    engine_args: {target: "tests.support.speaking:speak", capacity: 8, voices: [bob, ann]}
+    default_sampling_params: {speaker: ann, language: English, instruct: calmly}
+    final_output: audio
+"""
+#: Words, and a picture of them.
+DRAWER = """
+model: drawer
+stages:
+  - {stage_id: 0, engine: echo, final_output: text}
+  - {stage_id: 1, engine: echo, engine_args: {modality: image}, final_output: image}
+"""
+RATE_HZ = 24_000
+#: Samples of each word.
+WORD = 2400
+
+
+class Prompt(msgspec.Struct):
+    """What is asked."""
+
+    prompt: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+
+
+class Said(msgspec.Struct):
+    """What is to be said, and how."""
+
+    prompt: str = ""
+    text: str = ""
+    speaker: str = "ann"
+    language: str = ""
+    instruct: str = ""
+    ignore_eos: bool = False
+    max_tokens: int = 1000
+
+
+def think(asked: Prompt) -> Iterator[str | dict[str, str]]:
+    """The words, one by one."""
+    for word in asked.prompt.split():
+        yield word + " "
+    yield {"text": asked.prompt}
+
+
+def speak(said: Said) -> Iterator[bytes]:
+    """A WAV file for each word. The word FAIL fails, WAIT waits for the test."""
+    for word in (said.text or said.prompt).split()[: said.max_tokens]:
+        if word == "FAIL":
+            raise RuntimeError("it was told to fail")
+        if word == "WAIT":
+            GO_ON.wait(60.0)
+        yield wav_of(samples_of(word, said))
+
+
+def samples_of(word: str, said: Said) -> bytes:
+    """The samples of a word: a tone that the word and the way it is said determine."""
+    pitch_hz = 200 + sum(f"{word}|{said.speaker}|{said.language}|{said.instruct}".encode()) % 400
+    values = (round(8000 * math.sin(2 * math.pi * pitch_hz * number / RATE_HZ)) for number in range(WORD))
+    return b"".join(struct.pack("<h", value) for value in values)
+
+
+def spoken(text: str, **how: str) -> bytes:
+    """All samples of a text."""
+    return b"".join(samples_of(word, msgspec.convert(how, Said)) for word in text.split())
+
+
+def wav_of(samples: bytes) -> bytes:
+    """A WAV file of samples."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(RATE_HZ)
+        writer.writeframes(samples)
+    return file.getvalue()
+
+
+def samples_in(file: bytes) -> bytes:
+    """The samples of a WAV file; its header may say that it is endless."""
+    with wave.open(io.BytesIO(file)) as reader:
+        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, RATE_HZ)
+        return bytes(reader.readframes(min(reader.getnframes(), len(file))))
+
+
+@dataclass(frozen=True)
+class Served:
+    """A hub's HTTP server, the clients of it, and its replicas."""
+
+    omni: AsyncOmni
+    address: str
+    replicas: list[LocalReplica]
+
+    @property
+    def client(self) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+
+    @property
+    def sync_client(self) -> OpenAI:
+        """To be used in another thread than the hub's."""
+        return OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0)
+
+
+@asynccontextmanager
+async def served(document: str) -> AsyncIterator[Served]:
+    """Serve a document with a replica of each stage."""
+    deploy = deploy_of(document)
+    GO_ON.clear()
+    with ExitStack() as stack:
+        replicas = []
+        for stage in deploy.stages:
+            engine = create_engine(stage)
+            engine.load(lambda _phase, _progress: None)
+            place, epoch = stage.stage_id, 70 + stage.stage_id
+            replica = LocalReplica(HUBS, deploy=deploy, engine=engine, stage_id=place, epoch=epoch)
+            replicas.append(stack.enter_context(replica))
+        # Else a replica whose voice waits would not end.
+        stack.callback(GO_ON.set)
+        async with hub_of(document, *replicas) as omni:
+            listener = bind("127.0.0.1", 0)
+            server = HttpServer(omni, build_app(omni, deploy, 0))
+            server.start(listener)
+            try:
+                yield Served(omni, f"http://127.0.0.1:{listener.getsockname()[1]}", replicas)
+            finally:
+                GO_ON.set()
+                await server.stop()

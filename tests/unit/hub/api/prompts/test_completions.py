@@ -1,0 +1,41 @@
+"""The body of a text completion."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hub.api.prompts.completions import parse_completion
+from omni_discovery.errors import InvalidRequestError
+
+
+def body(prompt: Any, **fields: Any) -> bytes:
+    return json.dumps({"prompt": prompt, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs"),
+    [
+        ("", [{"prompt": ""}]),
+        ("a", [{"prompt": "a"}]),
+        (["a", "b"], [{"prompt": "a"}, {"prompt": "b"}]),
+        ([5, 0], [{"prompt_token_ids": [5, 0]}]),
+        ([[5], "a"], [{"prompt_token_ids": [5]}, {"prompt": "a"}]),
+    ],
+)
+def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, inputs: list[dict[str, Any]]) -> None:
+    assert parse_completion(body(prompt)).prompts == inputs
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [None], [True], [-1], [1 << 31], [1.5], [["a"]], [1, "a"], [[1], 2]])
+def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="'prompt' is a text"):
+        parse_completion(body(prompt))
+
+
+def test_the_answers_to_all_prompts_are_bounded() -> None:
+    assert parse_completion(body(["a"] * 32, n=2)).n == 2
+    with pytest.raises(InvalidRequestError, match="66 answers"):
+        parse_completion(body(["a"] * 33, n=2))

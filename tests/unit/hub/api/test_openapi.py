@@ -1,0 +1,70 @@
+"""The description of the routes: it has them all, and its schemas take what the routes take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from hub.api.routes import build_app
+from hub.async_omni import AsyncOmni
+from tests.support.hub_fakes import ONE_STAGE, deploy_of
+
+DEPLOY = deploy_of(ONE_STAGE)
+APP = build_app(AsyncOmni(DEPLOY, "hub-1", None), DEPLOY, 0)
+#: For operators' tools, not for clients; and this description itself.
+UNDESCRIBED = {"/metrics", "/openapi.json"}
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    answer = TestClient(APP).get("/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def test_every_route_is_described_with_its_method(described: dict[str, Any]) -> None:
+    routes = {
+        (route.path, method.lower())
+        for route in APP.routes
+        if isinstance(route, Route) and route.path not in UNDESCRIBED
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert {(path, method) for path, methods in described["paths"].items() for method in methods} == routes
+
+
+def schema_of(described: dict[str, Any], path: str) -> dict[str, Any]:
+    """The schema of a body, with all that it refers to."""
+    content = described["paths"][path]["post"]["requestBody"]["content"]
+    return {**content["application/json"]["schema"], "components": described["components"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "bad"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "audio": {"voice": {"id": "a"}, "format": "mp3"}},
+            {"messages": "hi"},
+        ),
+        ("/v1/completions", {"prompt": ["a", "b"], "ignore_eos": True, "n": 2}, {"prompt": "a", "n": 0}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "ann", "speed": 2}, {"input": "hi", "speed": 9}),
+        ("/v1/images/generations", {"prompt": "a cat", "size": "64x64"}, {"prompt": "a cat", "size": "huge"}),
+    ],
+)
+def test_the_schemas_take_what_the_routes_take(described: dict[str, Any], path: str, good: Any, bad: Any) -> None:
+    schema = schema_of(described, path)
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(good)
+    with pytest.raises(ValidationError):
+        Draft202012Validator(schema).validate(bad)
+
+
+def test_errors_have_openais_body(described: dict[str, Any]) -> None:
+    failed = described["paths"]["/v1/completions"]["post"]["responses"]["default"]["content"]["application/json"]
+    answer = TestClient(APP).post("/v1/completions", json={"prompt": []})
+    Draft202012Validator({**failed["schema"], "components": described["components"]}).validate(answer.json())

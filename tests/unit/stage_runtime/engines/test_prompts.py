@@ -1,0 +1,30 @@
+"""What engines read of a client's input, and what they refuse rather than drop."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt
+
+
+class Tokenizer:
+    """One token for each character."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert add_special_tokens
+        return [ord(each) for each in text]
+
+
+def test_a_prompt_is_read_as_tokens_or_as_text() -> None:
+    assert read_prompt(Tokenizer(), {"prompt": "ab", "mm_features": None}) == [97, 98]
+    assert read_prompt(Tokenizer(), {"prompt_token_ids": [1, 2]}) == [1, 2]
+    assert prompt_text({"prompt": "a cat"}) == "a cat"
+
+
+@pytest.mark.parametrize("name", ["mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes"])
+def test_what_a_front_end_of_vllm_makes_of_items_is_refused_by_name(name: str) -> None:
+    """Dropped in silence, it would have the model answer to something else."""
+    for read in (check_unread, prompt_text):
+        with pytest.raises(InvalidRequestError, match=f"^{name}: this stage does not read it"):
+            read({"prompt": "what is this?", name: {"fps": 2}})
