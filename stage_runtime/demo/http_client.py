@@ -82,8 +82,8 @@ def listen(
         if "error" in chunk:
             raise DemoError(chunk["error"]["message"])
         for choice in chunk["choices"]:
-            if sound := choice["delta"].get("audio"):
-                with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+            if sound := choice["delta"].get("audio", {}).get("data"):
+                with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
                     heard.append(file.readframes(file.getnframes()))
                     rate_hz = file.getframerate()
                 first_s = first_s or time.monotonic() - begin_s

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -95,6 +96,55 @@ def test_the_official_client_gets_the_answer_and_its_picture(client: openai.Open
     with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
         assert picture.format == "PNG"
         assert picture.width > picture.height, "two digits stand side by side"
+
+
+def test_the_official_client_gets_log_probabilities_of_the_model(client: openai.OpenAI) -> None:
+    """Whole and streamed, as chats and as completions have them; of prompts in tokens, too."""
+    asked: Any = {"model": "omni-demo", "messages": [{"role": "user", "content": "one plus two"}], "seed": 5}
+    asked |= {"modalities": ["text"], "logprobs": True, "top_logprobs": 2, "n": 2, "temperature": 0}
+    for choice in client.chat.completions.create(**asked).choices:
+        assert choice.message.content == "1 + 2 = 3"
+        places = choice.logprobs.content
+        # Special tokens are in none of the words.
+        assert "".join(place.token for place in places).startswith(choice.message.content)
+        for place in places:
+            # What is drawn at temperature 0 is the likeliest.
+            assert place.top_logprobs[0].logprob == place.logprob <= 0
+            assert len(place.top_logprobs) == 2
+    chunks = [chunk for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    streamed = [
+        place
+        for chunk in chunks
+        if chunk.choices[0].index == 1 and chunk.choices[0].logprobs
+        for place in chunk.choices[0].logprobs.content
+    ]
+    assert [place.token for place in streamed] == [place.token for place in places]
+    made = client.completions.create(model="omni-demo", prompt=[1, 2, 3], logprobs=1, max_tokens=3, temperature=0)
+    (completion,) = made.choices
+    assert len(completion.logprobs.tokens) == made.usage.completion_tokens
+    assert made.usage.prompt_tokens == 3
+    assert [max(each.values()) for each in completion.logprobs.top_logprobs] == completion.logprobs.token_logprobs
+
+
+def test_vllms_own_fields_reach_the_model_and_are_checked_there(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "omni-demo", "prompt": "one plus two", "max_tokens": 20}
+    long = client.completions.create(**asked, extra_body={"ignore_eos": True, "min_p": 0.1, "repetition_penalty": 1.1})
+    assert long.usage.completion_tokens == 20
+    with pytest.raises(openai.BadRequestError, match="bad_words"):
+        client.completions.create(**asked, extra_body={"bad_words": ["x" * 300]})
+
+
+def test_the_official_client_gets_pictures_alone(client: openai.OpenAI) -> None:
+    answer = client.images.generate(prompt="What is twenty-three plus 19?", n=2, extra_body={"seed": 5})
+    files = [base64.b64decode(each.b64_json) for each in answer.data]
+    sizes = set()
+    for file in files:
+        with Image.open(io.BytesIO(file)) as picture:
+            sizes.add(f"{picture.width}x{picture.height}")
+    assert len(set(files)) == 2, "each has a seed of its own"
+    assert sizes == {answer.size}
+    with pytest.raises(openai.UnprocessableEntityError, match="nothing was drawn"):
+        client.images.generate(prompt="who won the election?")
 
 
 def test_what_is_no_sum_gets_words_and_no_picture(demo: Demo) -> None:

@@ -112,8 +112,8 @@ def speak(url: str, tokens: int, on_third: Callable[[], None] = lambda: None) ->
             event = json.loads(line[6:])
             assert "error" not in event, event["error"]
             for choice in event["choices"]:
-                if sound := choice["delta"].get("audio"):
-                    with wave.open(io.BytesIO(base64.b64decode(sound["data"]))) as file:
+                if sound := choice["delta"].get("audio", {}).get("data"):
+                    with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
                         heard.append(file.readframes(file.getnframes()))
                     if len(heard) == 3:
                         on_third()

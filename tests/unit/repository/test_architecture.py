@@ -57,14 +57,14 @@ LAYERS = {
         ("commands", "testing", "__main__"),
     ),
     "hub": (
-        ("", "config", "media"),
+        ("", "config", "media", "asked", "engine_protocol"),
         ("request", "pool"),
         ("replicas", "metrics"),
         ("orchestrator",),
         ("async_omni", "output_queue", "engine_control", "results"),
         ("api",),
         ("serve",),
-        ("cli", "command", "omni"),
+        ("cli", "command", "omni", "joining"),
     ),
     "stage_runtime": (
         ("", "config", "lifecycle", "addresses", "status_pipe"),

@@ -69,7 +69,9 @@ def piece(samples: bytes) -> dict[str, Any]:
 
 
 def test_pieces_are_heard_in_order_and_counted(url: str) -> None:
-    Speaker.events = [{"choices": [{"delta": {"content": "word"}}]}, piece(b"\1\0\2\0"), piece(b"\3\0")]
+    named, over = ({"choices": [{"delta": {"audio": said}}]} for said in ({"id": "audio-1"}, {"expires_at": 1}))
+    word = {"choices": [{"delta": {"content": "word"}}]}
+    Speaker.events = [named, word, piece(b"\1\0\2\0"), piece(b"\3\0"), over]
     counted: list[int] = []
     sound = listen(url, "hello", [{}], counted.append)
     assert (sound.samples, sound.rate_hz, counted) == (b"\1\0\2\0\3\0", 24000, [1, 2])
