@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos attack fuzz long engines omni-test bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos attack fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,10 @@ omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with tiny m
 	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_diffusion.py $(PYTEST_ARGS)
 	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_pictures.py \
 		tests/e2e/test_vllm_omni_demo.py tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
+
+omni-long: omni-test ## tiny Qwen2.5-Omni and Qwen3-Omni models: text, sound and pictures, replicas of each stage killed
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_qwen.py tests/contract/test_vllm_omni_media.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni_qwen.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
@@ -18,11 +18,19 @@ def check_unread(inputs: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"{name}: this stage does not read it; give the pictures or sounds themselves")
 
 
-def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = True, images: bool = False) -> list[int]:
+def read_prompt(
+    tokenizer: Any,
+    inputs: Mapping[str, Any],
+    *,
+    begins: bool = True,
+    items: Collection[str] = (),
+    template: str | None = None,
+) -> list[int]:
     """The token ids of exactly one of ``messages``, ``prompt`` and ``prompt_token_ids``. Raise InvalidRequestError.
 
-    ``begins`` False: the ``prompt`` continues a request, so it gets no special tokens at its front. With ``images``,
-    parts of messages may be ``{"type": "image"}``, for which the model's chat template writes a placeholder.
+    ``begins`` False: the ``prompt`` continues a request, so it gets no special tokens at its front. Parts of
+    messages may be ``{"type": "image"}``, or another kind of ``items``, for which the model's chat template writes a
+    placeholder. ``template`` is in place of the tokenizer's own.
     """
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
@@ -30,7 +38,7 @@ def read_prompt(tokenizer: Any, inputs: Mapping[str, Any], *, begins: bool = Tru
     value = inputs[given[0]]
     match given[0]:
         case "messages":
-            return _render(tokenizer, value, images)
+            return _render(tokenizer, value, items, template)
         case "prompt" if isinstance(value, str):
             return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
         case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
@@ -55,10 +63,12 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
     return prompt
 
 
-def _render(tokenizer: Any, messages: Any, images: bool) -> list[int]:
-    _check_messages(messages, images)
+def _render(tokenizer: Any, messages: Any, items: Collection[str], template: str | None) -> list[int]:
+    _check_messages(messages, items)
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+        )
     except Exception as error:
         # A template is a program that came with the model; it may raise anything.
         raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
@@ -66,7 +76,7 @@ def _render(tokenizer: Any, messages: Any, images: bool) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _check_messages(messages: Any, images: bool = False) -> None:
+def _check_messages(messages: Any, items: Collection[str] = ()) -> None:
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages must be a list with at least one message")
     for index, message in enumerate(messages):
@@ -75,10 +85,10 @@ def _check_messages(messages: Any, images: bool = False) -> None:
         content = message.get("content")
         if isinstance(content, list):
             for part in content:
-                if images and part == {"type": "image"}:
+                if items and isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in items:
                     continue
                 if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-                    kinds = "text and image_url parts" if images else "text"
+                    kinds = "text and image_url parts" if items else "text"
                     raise InvalidRequestError(f"messages[{index}]: this stage takes {kinds} only")
         elif not isinstance(content, str | None):
             raise InvalidRequestError(f"messages[{index}].content must be text")

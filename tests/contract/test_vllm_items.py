@@ -21,9 +21,10 @@ from hub.api.routes import build_app
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest, create_engine
+from stage_runtime.engines.media.items import PICTURES, take_items
 from stage_runtime.engines.vllm.engine import VllmEngine
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.prompt import read_handed, read_request, take_pictures
+from stage_runtime.engines.vllm.prompt import read_handed, read_request
 from stage_runtime.testing import drain, run
 from tests.support.engines import DEMO, THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.hub_fakes import deploy_of
@@ -71,12 +72,12 @@ TEXT = {"type": "text", "text": "what is this"}
 
 def test_pictures_are_taken_out_of_messages_and_their_places_stay() -> None:
     red = picture("red")
-    inputs, items = take_pictures(message(shown({"url": data_url(red)}), TEXT, shown(data_url(red))))
+    inputs, items = take_items(message(shown({"url": data_url(red)}), TEXT, shown(data_url(red))), PICTURES)
     assert inputs == message({"type": "image"}, TEXT, {"type": "image"})
     assert items is not None
     assert [each.tobytes() for each in items["image"]] == [red.tobytes()] * 2
     for plain in ({"prompt": "x"}, message(TEXT), {"messages": "x"}, {"messages": ["x"]}):
-        assert take_pictures(plain) == (plain, None)
+        assert take_items(plain, PICTURES) == (plain, None)
 
 
 def test_a_prompt_has_its_pictures_beside_it_as_files_or_urls() -> None:
@@ -85,14 +86,14 @@ def test_a_prompt_has_its_pictures_beside_it_as_files_or_urls() -> None:
     url = data_url(red)
     file = base64.b64decode(url.partition(",")[2])
     for prompt in ({"prompt_token_ids": [5]}, {"prompt": "x"}):
-        inputs, items = take_pictures({**prompt, "images": [file, {"url": url}]})
+        inputs, items = take_items({**prompt, "images": [file, {"url": url}]}, PICTURES)
         assert inputs == prompt
         assert items is not None
         assert [each.tobytes() for each in items["image"]] == [red.tobytes()] * 2
-        assert take_pictures({**prompt, "images": ()}) == (prompt, None)
+        assert take_items({**prompt, "images": ()}, PICTURES) == (prompt, None)
     for wrong in ({"prompt": "x", "images": file}, {**message(TEXT), "images": [file]}, {"images": [b"noise"]}):
         with pytest.raises(InvalidRequestError):
-            take_pictures(wrong)
+            take_items(wrong, PICTURES)
     asked = StageRequest("a", "a", inputs={"prompt_token_ids": [5], "images": [file]}, params={})
     with pytest.raises(InvalidRequestError, match="takes no pictures"):
         read_request(asked, Model(None, 128, 640, frozenset()), [])
@@ -103,8 +104,8 @@ def test_pictures_are_not_too_large_together() -> None:
     url = data_url(Image.new("1", (6_000, 6_000)))
     for inputs in (message(shown(url), shown(url), TEXT), {"prompt": "x", "images": [url, url]}):
         with pytest.raises(InvalidRequestError, match="6000 x 6000 behind 1 others is too large"):
-            take_pictures(inputs)
-    _, items = take_pictures(message(shown(url), TEXT))
+            take_items(inputs, PICTURES)
+    _, items = take_items(message(shown(url), TEXT), PICTURES)
     assert items is not None
 
 
@@ -118,12 +119,12 @@ def test_a_picture_is_shown_upright_and_on_white() -> None:
         buffer = io.BytesIO()
         made.save(buffer, kind, **more)
         files.append(buffer.getvalue())
-    _, items = take_pictures({"prompt": "x", "images": files[:2]})
+    _, items = take_items({"prompt": "x", "images": files[:2]}, PICTURES)
     assert items is not None
     assert items["image"][0].size == (20, 40)
     assert items["image"][1].getpixel((0, 0)) == (255, 255, 255)
     with pytest.raises(InvalidRequestError, match="can't be read"):
-        take_pictures({"prompt": "x", "images": files[2:]})
+        take_items({"prompt": "x", "images": files[2:]}, PICTURES)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,7 @@ def test_a_picture_is_shown_upright_and_on_white() -> None:
 @pytest.mark.filterwarnings("ignore:Image size")
 def test_what_is_no_picture_is_refused(url: Any, named: str) -> None:
     with pytest.raises(InvalidRequestError, match=named):
-        take_pictures(message(shown(url)))
+        take_items(message(shown(url)), PICTURES)
 
 
 @pytest.mark.parametrize(

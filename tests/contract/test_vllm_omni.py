@@ -7,11 +7,9 @@ file in it.
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import threading
 import time
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,10 +24,10 @@ if importlib.util.find_spec("vllm_omni") is None:
 from msgspec.structs import replace
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
-from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.supervisor.environment import stage_environment
 from stage_runtime.testing import EngineContract
+from tests.support.omni_chain import WAIT_S, finish, idle, sound, through_a_connector
 from tests.support.omni_models import SPEECH, omni_stages
 from tests.support.tiny_qwen3_tts import write_model
 
@@ -39,7 +37,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 TEXT = "hello world, the quick brown fox"
-_WAIT_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -82,45 +79,6 @@ def chunked(model: str) -> Iterator[Pair]:
 
 def speech(key: str, **params: Any) -> StageRequest:
     return StageRequest(key, key, inputs={"prompt": TEXT}, params={**SPEECH, **params}, next_stages=(1,))
-
-
-def finish(engine: Engine, *keys: str) -> dict[str, list[EngineOutput]]:
-    """Step until these requests are over; their outputs."""
-    said: dict[str, list[EngineOutput]] = {key: [] for key in keys}
-    until_s = time.monotonic() + _WAIT_S
-    while not all(outputs and outputs[-1].finished for outputs in said.values()):
-        assert time.monotonic() < until_s, f"no end: {said}"
-        assert engine.has_unfinished(), f"nothing to do, and no end: {said}"
-        for output in engine.step():
-            said[output.key].append(output)
-    return said
-
-
-def idle(engine: Engine) -> None:
-    """Step until there is nothing to do."""
-    until_s = time.monotonic() + _WAIT_S
-    while engine.has_unfinished():
-        assert time.monotonic() < until_s
-        engine.step()
-
-
-def sound(outputs: Sequence[EngineOutput]) -> np.ndarray[Any, Any]:
-    """The samples of all WAV files, one behind the other."""
-    assert outputs[-1].error is None
-    parts = []
-    for output in outputs:
-        if output.audio_wav is not None:
-            with wave.open(io.BytesIO(output.audio_wav)) as file:
-                assert (file.getframerate(), file.getnchannels()) == (24000, 1)
-                parts.append(np.frombuffer(file.readframes(file.getnframes()), "<i2"))
-    return np.concatenate(parts)
-
-
-def through_a_connector(handoff: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """As the next stage gets it."""
-    assert handoff is not None
-    got: Mapping[str, Any] = deserialize(bytearray(serialize(handoff)))
-    return got
 
 
 def handoff_of(pair: Pair, request: StageRequest) -> Mapping[str, Any]:
@@ -183,7 +141,7 @@ def test_sound_comes_while_the_talker_still_speaks(chunked: Pair) -> None:
     pieces: list[Mapping[str, Any]] = []
     heard: list[EngineOutput] = []
     is_over, heard_before_the_end = False, 0
-    until_s = time.monotonic() + _WAIT_S
+    until_s = time.monotonic() + WAIT_S
     while not (heard and heard[-1].finished):
         assert time.monotonic() < until_s
         for output in talker.step() if talker.has_unfinished() else ():
@@ -296,7 +254,7 @@ def test_closing_ends_every_thread(model: str) -> None:
     pair = Pair(model, async_chunk=True)
     pair.close()
     pair.close()
-    until_s = time.monotonic() + _WAIT_S
+    until_s = time.monotonic() + WAIT_S
     while left := {t.name for t in threading.enumerate()} - before - {"tqdm_monitor"}:
         assert time.monotonic() < until_s, left
         time.sleep(0.05)

@@ -5,101 +5,16 @@ Pictures for a multimodal model come with the request, in messages or beside the
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS, read_picture
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.media.items import BESIDE, PICTURES, take_items
 from stage_runtime.engines.prompts import check_unread, read_prompt
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-#: The input that holds pictures beside a prompt with placeholders for them.
-IMAGES: Final = "images"
-
-
-def take_pictures(inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
-    """The inputs with each ``image_url`` part of ``messages`` as ``{"type": "image"}``, and the pictures as items.
-
-    A ``prompt``, or ``prompt_token_ids``, may have pictures in a list ``images`` beside it, as the bytes of their files
-    or as ``data:`` URLs. The items are None without pictures. Raise InvalidRequestError for a picture that can't be
-    read, and for pictures of more than ``MAX_PIXELS`` together.
-    """
-    messages, beside = inputs.get("messages"), inputs.get(IMAGES)
-    pictures: list[Image] = []
-    if beside is not None:
-        if messages is not None or not isinstance(beside, list | tuple):
-            raise InvalidRequestError(f"{IMAGES}: a list of pictures, beside a prompt; messages hold theirs in parts")
-        kept = {name: value for name, value in inputs.items() if name != IMAGES}
-        for each in beside:
-            pictures.append(_picture(each, pictures))
-        return kept, ({"image": pictures} if beside else None)
-    if not isinstance(messages, list):
-        return inputs, None
-    rendered = [_without_pictures(message, pictures) for message in messages]
-    return ({**inputs, "messages": rendered}, {"image": pictures}) if pictures else (inputs, None)
-
-
-def _without_pictures(message: Any, pictures: list[Image]) -> Any:
-    content = message.get("content") if isinstance(message, Mapping) else None
-    if not isinstance(content, list):
-        return message
-    parts = []
-    for part in content:
-        if isinstance(part, Mapping) and part.get("type") == "image_url":
-            pictures.append(_picture(part.get("image_url"), pictures))
-            parts.append({"type": "image"})
-        else:
-            parts.append(part)
-    return {**message, "content": parts}
-
-
-def _picture(given: Any, others: Sequence[Image]) -> Image:
-    from PIL import Image, UnidentifiedImageError
-
-    file = given if isinstance(given, bytes) else read_picture(given)[1]
-    try:
-        picture = Image.open(io.BytesIO(file), formats=PICTURE_FORMATS)
-        is_small = sum(each.width * each.height for each in (*others, picture)) <= MAX_PIXELS
-        pixels = _as_seen(picture) if is_small else None
-    except UnidentifiedImageError as error:
-        formats = " or ".join(PICTURE_FORMATS)
-        raise InvalidRequestError(f"image_url: the picture can't be read: it is no {formats}") from error
-    except Exception as error:
-        # Decoders raise anything over a malformed file, and every replica would raise it again: the client's mistake.
-        raise InvalidRequestError(
-            f"image_url: the picture can't be read: {str(error) or type(error).__name__}"
-        ) from error
-    if pixels is None:
-        behind = f" behind {len(others)} others" if others else ""
-        size = f"{picture.width} x {picture.height}"
-        raise InvalidRequestError(f"image_url: a picture of {size}{behind} is too large; show fewer or smaller ones")
-    return pixels
-
-
-def _as_seen(picture: Image) -> Image:
-    """The picture upright, in RGB, on white where it is transparent: as vLLM's own server gives pictures to models."""
-    from PIL import Image, ImageOps
-
-    picture.load()
-    # EXIF data may be malformed in any way.
-    with suppress(Exception):
-        picture = ImageOps.exif_transpose(picture)
-    is_opaque = "A" not in picture.getbands() and "transparency" not in picture.info
-    if picture.mode == "RGB" or is_opaque:
-        return picture.convert("RGB")
-    layer = picture.convert("RGBA")
-    seen = Image.new("RGB", layer.size, "white")
-    seen.paste(layer, mask=layer.getchannel("A"))
-    return seen
-
 
 #: Names in a hand-off that hold a prompt; the first that is there counts. Embeds only with ``enable_prompt_embeds``.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
@@ -144,14 +59,14 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     """
     if _ITEMS in request.inputs:
         raise InvalidRequestError(f"{_ITEMS}: give pictures as image_url parts of messages, to a stage that takes them")
-    if IMAGES in request.inputs and not model.takes_items:
-        raise InvalidRequestError(f"{IMAGES}: this stage's model takes no pictures")
+    if not model.takes_items and (beside := [name for name in BESIDE if name in request.inputs]):
+        raise InvalidRequestError(f"{beside[0]}: this stage's model takes no pictures")
     if request.payloads:
         prompt = read_handed(request.payloads.values(), model)
     else:
         check_unread(request.inputs)
-        inputs, items = take_pictures(request.inputs) if model.takes_items else (request.inputs, None)
-        prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, images=items is not None), items=items)
+        inputs, items = take_items(request.inputs, PICTURES) if model.takes_items else (request.inputs, None)
+        prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, items=items or ()), items=items)
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):

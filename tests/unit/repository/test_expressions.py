@@ -24,7 +24,7 @@ LENGTH: Final = 64 << 10
 LIMIT_S: Final = 30.0
 #: Texts that are read slower than this at a small length are tried at the whole one.
 SMALL: Final = 2048
-SUSPICIOUS_S: Final = 0.002
+SUSPICIOUS_S: Final = 0.0003
 #: What an expression may stumble over: a beginning of what it looks for, and what it repeats.
 BEGINNINGS: Final = (
     *("", "{", "{1,", "%", "%0", "$", "${a", "[", "float", "int1", "a", "a.", "a=", " a", "a:", "a://", "GPU-", "/"),

@@ -19,9 +19,9 @@ from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
+from stage_runtime.engines.media.items import PICTURES, take_items
 from stage_runtime.engines.pictures.request import Traits
 from stage_runtime.engines.pictures.request import read_picture as read_drawing
-from stage_runtime.engines.vllm.prompt import take_pictures
 from stage_runtime.testing import run
 
 URL = "data:image/png;base64," + base64.b64encode(b"a file").decode()
@@ -144,7 +144,7 @@ def test_what_the_door_lets_in_is_what_a_model_that_looks_is_given() -> None:
     made, buffer = Image.new("RGB", (5, 3), "red"), io.BytesIO()
     made.save(buffer, "PNG")
     url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    inputs, items = take_pictures({"messages": parse_chat(body(TEXT, shown(url, detail="auto"))).messages})
+    inputs, items = take_items({"messages": parse_chat(body(TEXT, shown(url, detail="auto"))).messages}, PICTURES)
     assert inputs["messages"] == [{"role": "user", "content": [TEXT, {"type": "image"}]}]
     assert items is not None
     assert [each.tobytes() for each in items["image"]] == [made.tobytes()]

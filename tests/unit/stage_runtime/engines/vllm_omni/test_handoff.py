@@ -84,4 +84,7 @@ def test_codes_are_known_of_a_decoder_whose_model_tells_them() -> None:
     config = SimpleNamespace(talker_config=talker)
     assert codes_of("code2wav", config) == Codes(groups=16, codes=2048)
     assert codes_of("qwen3_tts", config) is None
+    # Qwen2.5-Omni's codes are one row.
+    drawn = SimpleNamespace(token2wav_config=SimpleNamespace(dit_config=SimpleNamespace(num_embeds=8193)))
+    assert codes_of("code2wav", drawn) == Codes(groups=1, codes=8194)
     assert codes_of("code2wav", SimpleNamespace()) is None

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.vllm.prompt import take_pictures
+from stage_runtime.engines.media.items import PICTURES, take_items
 from tests.support.fuzz import resident_bytes
 
 #: Much less than what the files claim.
@@ -77,7 +77,7 @@ def test_a_bomb_is_refused_or_read_as_the_small_picture_that_it_is(name: str) ->
     file = BOMBS[name]()
     begun_s, before = time.monotonic(), resident_bytes()
     try:
-        _, items = take_pictures({"prompt": "what is this", "images": [file]})
+        _, items = take_items({"prompt": "what is this", "images": [file]}, PICTURES)
     except InvalidRequestError:
         assert name not in READ
     else:

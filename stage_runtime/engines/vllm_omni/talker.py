@@ -1,0 +1,131 @@
+"""What a thinker and the talker behind it agree on, in Qwen2.5-Omni and Qwen3-Omni. Pure.
+
+A talker fills as many places as its thinker's prompt has, and Qwen3's finds the turns of the chat in it. What does not
+fit would end the engine in a step, with every other request: it is refused here, in the thinker's replica as the
+client's mistake, in the talker's as a bad hand-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from omni_discovery.errors import InvalidRequestError
+
+#: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
+OMNI: Final = ("qwen2_5_omni", "qwen3_omni_moe")
+
+
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens by which a chat is told from other text: what begins a turn, and the roles behind it."""
+
+    begin: int
+    roles: tuple[int, ...]
+    assistant: int
+
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Raise InvalidRequestError for a prompt that is no chat with the assistant's turn at its end."""
+        begins = [at for at, token_id in enumerate(token_ids) if token_id == self.begin]
+        roles = [token_ids[at + 1] for at in begins if at + 1 < len(token_ids)]
+        is_chat = len(begins) == len(roles) > 1 and set(roles) <= set(self.roles) and roles[-1] == self.assistant
+        if not is_chat or len(token_ids) - begins[-1] < _SHORTEST_TURN:
+            raise InvalidRequestError(
+                "this model speaks the answers of chats alone: give messages, of the roles system, user and assistant,"
+                " or a prompt in the model's own marks that ends with the beginning of the assistant's turn"
+            )
+
+
+#: What begins it, the role, and the end of that line.
+_SHORTEST_TURN: Final = 3
+
+
+class Talker(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model's talker."""
+
+    #: The size of the thinker's hidden states.
+    hidden_size: int
+    #: The turns that it looks for; None for a talker that takes any prompt.
+    turns: Turns | None = None
+    #: The voices that a request may ask for; the first is the usual one.
+    voices: tuple[str, ...]
+
+    def check_prompt(self, token_ids: Sequence[int]) -> None:
+        """Raise InvalidRequestError for a prompt whose answer can't be spoken."""
+        if self.turns is not None:
+            self.turns.check(token_ids)
+
+    def voice(self, asked: Any) -> str:
+        """The voice of that name, whatever its case. Raise InvalidRequestError if the model has none."""
+        name = asked.strip().lower() if isinstance(asked, str) else ""
+        found = next((voice for voice in self.voices if voice.lower() == name), None)
+        if found is None:
+            raise InvalidRequestError(f"speaker: this model has {', '.join(self.voices)}, not {asked!r}")
+        return found
+
+    def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
+        """Raise InvalidRequestError for hidden states, or a piece of them, that the talker would trip over."""
+        embed, hidden, ids = (_part(payload, name) for name in ("embed", "hidden_states", "ids"))
+        if not is_first:
+            if "decode" in embed:
+                self._rows(embed["decode"], "embed.decode", least=1)
+            return
+        prompt = _token_ids(ids.get("prompt"), "ids.prompt")
+        self.check_prompt(prompt)
+        rows = self._rows(embed.get("prefill"), "embed.prefill", least=len(prompt))
+        if self.turns is None:
+            self._rows(hidden.get("output"), "hidden_states.output", least=1)
+            spoken = _token_ids(ids.get("output"), "ids.output")
+            if rows != len(prompt) or not spoken:
+                raise InvalidRequestError(f"the hand-off's embed.prefill has {rows} rows, its prompt {len(prompt)}")
+            return
+        self._rows(hidden.get("output"), "hidden_states.output", least=rows)
+        if len(_token_ids(ids.get("all"), "ids.all")) < len(prompt):
+            raise InvalidRequestError("the hand-off's ids.all is shorter than its prompt")
+        for name in ("tts_bos", "tts_eos", "tts_pad"):
+            self._rows(embed.get(name), f"embed.{name}", least=1)
+
+    def _rows(self, value: Any, name: str, *, least: int) -> int:
+        """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
+        shape = tuple(getattr(value, "shape", ()))
+        is_floats = hasattr(value, "is_floating_point") and value.is_floating_point()
+        if not is_floats or len(shape) < _ROWS or shape[-1] != self.hidden_size or shape[0] < least:
+            raise InvalidRequestError(
+                f"the hand-off's {name} must be floats of the shape ({least} or more, {self.hidden_size});"
+                f" it is {shape or type(value).__name__}"
+            )
+        return int(shape[0])
+
+
+#: The dimensions of a table of hidden states.
+_ROWS: Final = 2
+
+
+def _part(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = payload.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _token_ids(value: Any, name: str) -> Sequence[int]:
+    given = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(given, list) or not all(type(each) is int and each >= 0 for each in given):
+        raise InvalidRequestError(f"the hand-off's {name} must be token ids in one row")
+    return given
+
+
+def talker_of(kind: str, hf_config: Any) -> Talker | None:
+    """The talker of a model; None for a pipeline without one behind a thinker."""
+    if kind not in OMNI:
+        return None
+    hidden_size = int(hf_config.thinker_config.text_config.hidden_size)
+    if kind == "qwen2_5_omni":
+        # vLLM-Omni sets its voice once for the whole process.
+        return Talker(hidden_size=hidden_size, voices=("Chelsie",))
+    turns = Turns(
+        begin=int(hf_config.im_start_token_id),
+        roles=tuple(int(getattr(hf_config, f"{role}_token_id")) for role in ("system", "user", "assistant")),
+        assistant=int(hf_config.assistant_token_id),
+    )
+    voices = tuple(getattr(hf_config.talker_config, "speaker_id", None) or ("default",))
+    return Talker(hidden_size=hidden_size, turns=turns, voices=voices)

@@ -1,0 +1,115 @@
+"""What a talker takes of its thinker: chats that it can find its way in, and hidden states of its size."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.vllm_omni.talker import Talker, Turns, talker_of
+
+BEGIN, SYSTEM, USER, ASSISTANT, WORD = 100, 1, 2, 3, 50
+TURNS = Turns(begin=BEGIN, roles=(SYSTEM, USER, ASSISTANT), assistant=ASSISTANT)
+CHAT = [BEGIN, SYSTEM, WORD, BEGIN, USER, WORD, BEGIN, ASSISTANT, WORD]
+OF_3 = Talker(hidden_size=8, turns=TURNS, voices=("ethan", "Chelsie"))
+OF_2_5 = Talker(hidden_size=8, voices=("Chelsie",))
+
+
+def test_a_chat_ends_with_the_assistants_turn() -> None:
+    for chat in (CHAT, CHAT[3:], [*CHAT, WORD, WORD], [BEGIN, ASSISTANT, WORD, *CHAT]):
+        TURNS.check(chat)
+
+
+@pytest.mark.parametrize(
+    "token_ids",
+    [
+        [],
+        [WORD],
+        CHAT[6:],
+        CHAT[:6],
+        CHAT[:8],
+        [*CHAT, BEGIN],
+        [BEGIN, WORD, *CHAT],
+        [*CHAT[:6], BEGIN, WORD, WORD],
+    ],
+)
+def test_what_a_talker_would_die_of_is_no_chat(token_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequestError, match="speaks the answers of chats alone"):
+        OF_3.check_prompt(token_ids)
+    OF_2_5.check_prompt(token_ids)
+
+
+def test_voices_are_found_whatever_their_case() -> None:
+    assert (OF_3.voice(" Ethan"), OF_3.voice("CHELSIE"), OF_2_5.voice("chelsie")) == ("ethan", "Chelsie", "Chelsie")
+    for strange in ("nobody", "", None, 7):
+        with pytest.raises(InvalidRequestError, match="speaker: this model has ethan, Chelsie"):
+            OF_3.voice(strange)
+
+
+def of_2_5(**more: Any) -> dict[str, Any]:
+    rows = torch.zeros(3, 8)
+    return {
+        "embed": {"prefill": rows},
+        "hidden_states": {"output": torch.zeros(2, 8)},
+        "ids": {"prompt": [5, 6, 7], "output": [8, 9]},
+        **more,
+    }
+
+
+def of_3(**more: Any) -> dict[str, Any]:
+    rows = torch.zeros(len(CHAT) + 1, 8, dtype=torch.bfloat16)
+    one = torch.zeros(1, 1, 8, dtype=torch.bfloat16)
+    return {
+        "embed": {"prefill": rows, "tts_bos": one, "tts_eos": one, "tts_pad": one},
+        "hidden_states": {"output": rows},
+        "ids": {"prompt": CHAT, "all": [*CHAT, WORD]},
+        **more,
+    }
+
+
+def test_hidden_states_that_fit_are_taken() -> None:
+    OF_2_5.check(of_2_5(), is_first=True)
+    OF_3.check(of_3(), is_first=True)
+    OF_3.check({"embed": {"decode": torch.zeros(1, 8)}}, is_first=False)
+    # The last piece may say no more than that.
+    OF_3.check({"meta": {"finished": True}}, is_first=False)
+
+
+@pytest.mark.parametrize(
+    ("talker", "payload"),
+    [
+        (OF_2_5, {"meta": {}}),
+        (OF_2_5, of_2_5(embed={"prefill": torch.zeros(3, 7)})),
+        (OF_2_5, of_2_5(embed={"prefill": torch.zeros(4, 8)})),
+        (OF_2_5, of_2_5(embed={"prefill": [[0.0] * 8] * 3})),
+        (OF_2_5, of_2_5(embed={"prefill": torch.zeros(3, 8, dtype=torch.int64)})),
+        (OF_2_5, of_2_5(hidden_states={"output": torch.zeros(0, 8)})),
+        (OF_2_5, of_2_5(ids={"prompt": [5, 6, 7], "output": []})),
+        (OF_2_5, of_2_5(ids={"prompt": [5, 6, -7], "output": [8]})),
+        (OF_2_5, of_2_5(ids={"prompt": "abc", "output": [8]})),
+        (OF_3, of_3(hidden_states={"output": torch.zeros(3, 8)})),
+        (OF_3, of_3(ids={"prompt": CHAT, "all": []})),
+        (OF_3, of_3(ids={"prompt": [WORD], "all": [WORD]})),
+        (OF_3, of_3(embed={"prefill": torch.zeros(20, 8)})),
+    ],
+)
+def test_hidden_states_that_do_not_fit_are_refused(talker: Talker, payload: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"the hand-off's|chats alone"):
+        talker.check(payload, is_first=True)
+
+
+def test_a_later_piece_of_another_size_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"embed\.decode"):
+        OF_3.check({"embed": {"decode": torch.zeros(1, 7)}}, is_first=False)
+
+
+def test_a_model_says_what_its_talker_takes() -> None:
+    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=8))
+    ids = {"im_start_token_id": BEGIN, "system_token_id": 1, "user_token_id": 2, "assistant_token_id": 3}
+    voices = SimpleNamespace(speaker_id={"ethan": 1, "Chelsie": 2})
+    assert talker_of("qwen3_omni_moe", SimpleNamespace(thinker_config=thinker, talker_config=voices, **ids)) == OF_3
+    assert talker_of("qwen2_5_omni", SimpleNamespace(thinker_config=thinker)) == OF_2_5
+    assert talker_of("qwen3_tts", SimpleNamespace()) is None
