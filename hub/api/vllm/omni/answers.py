@@ -16,7 +16,7 @@ from hub.api.errors import NotServedError, error_response
 from hub.api.generation.running import stale_header
 from hub.api.vllm import fan_out
 from hub.api.vllm.body import Body, check_body
-from hub.api.vllm.omni.errors import Outcome, begin_outcome
+from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.unserved import refusal_of_body, refusal_of_path
 from omni_discovery.errors import InvalidRequestError, OmniError
 
@@ -42,11 +42,11 @@ class HubAnswers:
         if reason := refusal_of_path(scope.get("method", "GET"), path):
             await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._app(scope, _Frames(receive, send).receive, send)
+            await self._app(scope, _CheckedFrames(receive, send).receive, send)
         else:
             await self._serve(outcome, scope, receive, send)
 
-    async def _serve(self, outcome: Outcome, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, outcome: AnswerOutcome, scope: Scope, receive: Receive, send: Send) -> None:
         body = _TextOnly(scope, receive)
         answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
         try:
@@ -76,7 +76,7 @@ class _TextOnly(Body):
             raise NotServedError(reason)
 
 
-class _Frames:
+class _CheckedFrames:
     """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -104,7 +104,7 @@ class _Frames:
 class _HeldAnswer:
     """The answer of the server to one request, from which the hub's own may still be made."""
 
-    def __init__(self, send: Send, body: Body, outcome: Outcome, headers: dict[str, str]) -> None:
+    def __init__(self, send: Send, body: Body, outcome: AnswerOutcome, headers: dict[str, str]) -> None:
         self._send = send
         self._body = body
         self._outcome = outcome

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Outcome:
+class AnswerOutcome:
     """What has become so far of the requests to replicas that one HTTP request has led to."""
 
     #: The first error.
@@ -25,19 +25,19 @@ class Outcome:
     has_output: bool = False
 
 
-_outcome: Final[ContextVar[Outcome | None]] = ContextVar("outcome", default=None)
+_outcome: Final[ContextVar[AnswerOutcome | None]] = ContextVar("outcome", default=None)
 
 
-def begin_outcome() -> Outcome:
+def begin_outcome() -> AnswerOutcome:
     """Begin that of the current context's HTTP request."""
-    outcome = Outcome()
+    outcome = AnswerOutcome()
     _outcome.set(outcome)
     return outcome
 
 
-def current_outcome() -> Outcome:
+def current_outcome() -> AnswerOutcome:
     """That of the HTTP request which the current task serves; a new one where there is none."""
-    return _outcome.get() or Outcome()
+    return _outcome.get() or AnswerOutcome()
 
 
 def noted(error: OmniError) -> VLLMError:

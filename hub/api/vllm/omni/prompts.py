@@ -39,7 +39,7 @@ def inputs_of(prompt: Any, decode: Callable[[Sequence[int]], str] | None) -> tup
 
 def _picture_params(given: dict[str, Any]) -> dict[str, Any]:
     """Take out of a prompt what it says of pictures."""
-    params = {name: given.pop(name) for name in ("negative_prompt", "height", "width") if name in given}
+    params: dict[str, Any] = {name: given.pop(name) for name in ("negative_prompt", "height", "width") if name in given}
     sizes = given.pop("mm_processor_kwargs", None) or {}
     if strange := sorted(set(sizes) - _SIZES):
         raise NotServedError(f"mm_processor_kwargs: {strange[0]} can't be told to a stage; leave it out")

@@ -65,7 +65,8 @@ class OmniFrontend:
         client = PipelineClient(omni, self._pipeline)
         root = logging.getLogger()
         level = root.level
-        app: Any = build_app(self._arguments, self._pipeline.tasks)
+        tasks: Any = self._pipeline.tasks
+        app: Any = build_app(self._arguments, tasks)
         # One of vLLM's routers raises the level of the root logger.
         root.setLevel(level)
         for path, method in _THEIR_OWN:
