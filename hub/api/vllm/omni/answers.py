@@ -1,0 +1,136 @@
+"""The hub's part of every answer of vLLM-Omni's server: its statuses and headers, and the bounds of what is asked.
+
+The server answers most errors of its engine with 500, and a stream with 200 before it knows of any. So the begin of an
+answer is held back until there is some of it; where a request to a replica has failed by then, the hub's error goes
+out.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import MutableHeaders
+
+from hub.api.errors import NotServedError, error_response
+from hub.api.generation.running import stale_header
+from hub.api.vllm import fan_out
+from hub.api.vllm.body import Body, check_body
+from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
+from hub.api.vllm.omni.unserved import refusal_of_body, refusal_of_path
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from hub.async_omni import AsyncOmni
+
+
+class HubAnswers:
+    """ASGI middleware around vLLM-Omni's server. ``root_path`` is that of the server, if it has one."""
+
+    def __init__(self, app: ASGIApp, omni: AsyncOmni, root_path: str = "") -> None:
+        self._app = app
+        self._omni = omni
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        outcome = begin_outcome()
+        fan_out.start_http_request()
+        path = scope["path"].removeprefix(self._root_path)
+        if reason := refusal_of_path(scope.get("method", "GET"), path):
+            await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._app(scope, _CheckedFrames(receive, send).receive, send)
+        else:
+            await self._serve(outcome, scope, receive, send)
+
+    async def _serve(self, outcome: AnswerOutcome, scope: Scope, receive: Receive, send: Send) -> None:
+        body = _TextOnly(scope, receive)
+        answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
+        try:
+            await self._app(scope, body.receive, answer.send)
+        except Exception:
+            # The server lets the error of a stream through that has not begun.
+            if answer.has_begun or answer.error is None:
+                raise
+        if not answer.has_begun and (error := answer.error) is not None:
+            await error_response(error)(scope, receive, send)
+
+
+async def _refuse(error: OmniError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await error_response(error)(scope, receive, send)
+
+
+class _TextOnly(Body):
+    """A body that brings neither files nor links along."""
+
+    def check(self, whole: bytes) -> None:
+        """See Body. Raise NotServedError for one that does."""
+        super().check(whole)
+        if reason := refusal_of_body(whole):
+            raise NotServedError(reason)
+
+
+class _CheckedFrames:
+    """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        """See ASGI."""
+        message = await self._receive()
+        frame = message.get("text") if message["type"] == "websocket.receive" else None
+        if frame is not None:
+            try:
+                check_body(frame.encode())
+                refused = refusal_of_body(frame.encode())
+            except InvalidRequestError as error:
+                refused = str(error)
+            if refused:
+                # A reason is at most 123 bytes.
+                end = {"code": 1008, "reason": refused.encode()[:120].decode(errors="ignore")}
+                await self._send({"type": "websocket.close", **end})
+                return {"type": "websocket.disconnect", **end}
+        return message
+
+
+class _HeldAnswer:
+    """The answer of the server to one request, from which the hub's own may still be made."""
+
+    def __init__(self, send: Send, body: Body, outcome: AnswerOutcome, headers: dict[str, str]) -> None:
+        self._send = send
+        self._body = body
+        self._outcome = outcome
+        self._headers = headers
+        self._start: dict[str, Any] | None = None
+        #: Whether something of it has gone to the client.
+        self.has_begun = False
+
+    @property
+    def error(self) -> OmniError | None:
+        """The hub's error to answer with in place of the server's; None to let its answer pass."""
+        if self._body.refusal is not None:
+            return self._body.refusal
+        status = HTTPStatus.INTERNAL_SERVER_ERROR if self._start is None else self._start["status"]
+        replaces = status >= HTTPStatus.BAD_REQUEST or not self._outcome.has_output
+        return self._outcome.failure if replaces else None
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if self.has_begun:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = dict(message)
+        elif self.error is None:
+            self.has_begun = True
+            if self._start is not None:
+                MutableHeaders(scope=self._start).update(self._headers)
+                await self._send(self._start)
+            await self._send(message)
