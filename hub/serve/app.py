@@ -23,10 +23,13 @@ from hub.serve.start_watch import StartWatch
 from hub.serve.stats_log import INTERVAL_S, StatsLog
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.logs.setup import kept_log_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    from starlette.types import ASGIApp
 
     from hub.api.vllm.omni.server import OmniFrontend
     from hub.api.vllm.server import VllmFrontend
@@ -47,7 +50,9 @@ def run_hub(config: ServeConfig) -> int:
         ports = Ports(config.host, config.port, config.door, config.runtime_dir, config.namespace)
         stack.callback(ports.close)
         warn_if_open(config.host, config.door)
-        frontend = _load_frontend(config)
+        # Some of what these servers import would silence the hub's own lines.
+        with kept_log_levels():
+            frontend = _load_frontend(config)
         endpoints = config.endpoints or embed_etcd(stack, config)
         return uvloop.run(_Hub(config, endpoints, ports, frontend).run())
 
@@ -126,13 +131,7 @@ class _Hub:
             omni, stages = started
             self._on_hurry = (self._ports.hurry, stages.hurry)
             stack.push_async_callback(self._ports.stop)
-            self._ports.start(
-                omni,
-                await self._frontend.build(omni)
-                if self._frontend is not None
-                else build_app(omni, config.deploy, int(time.time())),
-                config.http,
-            )
+            self._ports.start(omni, await self._build_app(omni), config.http)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -144,6 +143,11 @@ class _Hub:
             if self._overdue:
                 raise OmniError(self._overdue)
             return code
+
+    async def _build_app(self, omni: AsyncOmni) -> ASGIApp:
+        if self._frontend is None:
+            return build_app(omni, self._config.deploy, int(time.time()))
+        return await self._frontend.build(omni)
 
     async def _limit_start(self, omni: AsyncOmni) -> None:
         """Stop the hub if ``--init-timeout`` is over before every stage can serve."""

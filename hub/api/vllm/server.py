@@ -25,6 +25,7 @@ from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import kept_log_levels
 from omni_discovery.text import essence
 
 if TYPE_CHECKING:
@@ -67,19 +68,15 @@ class VllmFrontend:
         kind = PoolingClient if pools(self._stage) else OmniEngineClient
         client = kind(omni, self._stage.stage_id, self._config, self._renderer)
         tasks = await client.get_supported_tasks()
-        root = logging.getLogger()
-        level = root.level
-        app = build_app(self._arguments, tasks, self._config.model_config)
-        # One of vLLM's routers raises the level of the root logger.
-        root.setLevel(level)
-
+        with kept_log_levels():
+            app = build_app(self._arguments, tasks, self._config.model_config)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         client.adapters.loads = True
-        for handler in root.handlers:
+        for handler in logging.getLogger().handlers:
             handler.addFilter(_ANSWERED_ERRORS)
         return HubHeaders(app, omni)
 

@@ -7,6 +7,7 @@ out.
 
 from __future__ import annotations
 
+import json
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -17,21 +18,24 @@ from hub.api.generation.running import stale_header
 from hub.api.vllm import fan_out
 from hub.api.vllm.body import Body, check_body
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
-from hub.api.vllm.omni.unserved import refusal_of_body, refusal_of_path
+from hub.api.vllm.omni.media import CHATS, split_files
+from hub.api.vllm.omni.unserved import decoded, refusal_of_path, refusal_of_request
 from omni_discovery.errors import InvalidRequestError, OmniError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from hub.api.vllm.omni.pipeline import ServedPipeline
     from hub.async_omni import AsyncOmni
 
 
 class HubAnswers:
     """ASGI middleware around vLLM-Omni's server. ``root_path`` is that of the server, if it has one."""
 
-    def __init__(self, app: ASGIApp, omni: AsyncOmni, root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, omni: AsyncOmni, pipeline: ServedPipeline, root_path: str = "") -> None:
         self._app = app
         self._omni = omni
+        self._pipeline = pipeline
         self._root_path = root_path.rstrip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,15 +43,16 @@ class HubAnswers:
         outcome = begin_outcome()
         fan_out.start_http_request()
         path = scope["path"].removeprefix(self._root_path)
-        if reason := refusal_of_path(scope.get("method", "GET"), path):
+        if reason := refusal_of_path(scope.get("method", "GET"), path, self._pipeline.outputs):
             await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
         elif scope["type"] == "websocket":
             await self._app(scope, _CheckedFrames(receive, send).receive, send)
         else:
-            await self._serve(outcome, scope, receive, send)
+            reads_files = path == CHATS and self._pipeline.reads_messages
+            body = _ChatBody(scope, receive, outcome) if reads_files else _TextOnly(scope, receive)
+            await self._serve(outcome, body, scope, send)
 
-    async def _serve(self, outcome: AnswerOutcome, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _TextOnly(scope, receive)
+    async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
         answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
         try:
             await self._app(scope, body.receive, answer.send)
@@ -56,7 +61,7 @@ class HubAnswers:
             if answer.has_begun or answer.error is None:
                 raise
         if not answer.has_begun and (error := answer.error) is not None:
-            await error_response(error)(scope, receive, send)
+            await error_response(error)(scope, body.receive, send)
 
 
 async def _refuse(error: OmniError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,8 +77,36 @@ class _TextOnly(Body):
     def check(self, whole: bytes) -> None:
         """See Body. Raise NotServedError for one that does."""
         super().check(whole)
-        if reason := refusal_of_body(whole):
+        if reason := refusal_of_request(decoded(whole)):
             raise NotServedError(reason)
+
+
+class _ChatBody(Body):
+    """The body of a chat, of which the server gets all but the files in its messages; those go to the first stage."""
+
+    def __init__(self, scope: Scope, receive: Receive, outcome: AnswerOutcome) -> None:
+        super().__init__(scope, receive)
+        self._outcome = outcome
+        #: What the server gets, once the whole has come.
+        self._passed: bytes | None = None
+
+    async def receive(self) -> Message:
+        """See ASGI."""
+        while True:
+            was_passed = self._passed is not None
+            message = await super().receive()
+            if message["type"] != "http.request" or was_passed:
+                return message
+            if self._passed is not None:
+                return {"type": "http.request", "body": self._passed, "more_body": False}
+
+    def check(self, whole: bytes) -> None:
+        """See Body. Raise NotServedError for files elsewhere, and for what can't be asked together with files."""
+        super().check(whole)
+        asked, self._outcome.messages = split_files(decoded(whole))
+        if reason := refusal_of_request(asked):
+            raise NotServedError(reason)
+        self._passed = json.dumps(asked).encode() if self._outcome.messages else whole
 
 
 class _CheckedFrames:
@@ -90,7 +123,7 @@ class _CheckedFrames:
         if frame is not None:
             try:
                 check_body(frame.encode())
-                refused = refusal_of_body(frame.encode())
+                refused = refusal_of_request(decoded(frame.encode()))
             except InvalidRequestError as error:
                 refused = str(error)
             if refused:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.errors import NotServedError
 from hub.api.vllm.errors import as_vllm_error
@@ -23,6 +24,8 @@ class AnswerOutcome:
     failure: OmniError | None = None
     #: Whether any of them has put anything out.
     has_output: bool = False
+    #: The messages of its chat, if they bring files.
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 _outcome: Final[ContextVar[AnswerOutcome | None]] = ContextVar("outcome", default=None)

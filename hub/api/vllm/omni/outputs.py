@@ -47,6 +47,9 @@ class FinalStage:
     def _keep(self, output: OmniOutput) -> None:
         if output.prompt_token_ids:
             self._prompt_token_ids = list(output.prompt_token_ids)
+        elif not self._prompt_token_ids:
+            # Of a prompt that the replica has written only their number is known; the server counts them.
+            self._prompt_token_ids = [0] * output.usage.get("prompt_tokens", 0)
         self._text += output.text
         self._token_ids.extend(output.token_ids)
         if not output.data:

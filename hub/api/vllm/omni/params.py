@@ -18,6 +18,10 @@ _OURS: Final = frozenset(
 )
 #: Repeats the seed: every stage draws all of its chance from one.
 _SECOND_SEED: Final = "tts_local_seed"
+#: What the server notes of every chat that is answered with text alone, for models which else write of a picture.
+_TASK, _UNDERSTANDS = "ar_task_mode", "comprehension"
+#: The size of a picture, which the stages that draw get as their own parameters.
+_SIZES: Final = frozenset({"target_h", "target_w"})
 #: Parameters of tokens by which an answer would no longer be one text.
 _ONE_ANSWER: Final = ("n", "logprobs", "prompt_logprobs")
 #: Names of a diffusion stage's parameters that ours have too.
@@ -68,8 +72,9 @@ def _of_tokens(changes: Mapping[str, Any], asked: Any) -> dict[str, Any]:
 
 def _check_extra(extra: Mapping[str, Any], seed: int | None) -> None:
     """Raise NotServedError for an extra argument of a model that no stage takes."""
+    noted = {_SECOND_SEED: seed, _TASK: _UNDERSTANDS}
     for name, value in extra.items():
-        if name != _SECOND_SEED or value != seed:
+        if name not in _SIZES and (name not in noted or noted[name] != value):
             raise NotServedError(f"{name} can't be asked of a stage; leave it out")
 
 

@@ -52,6 +52,11 @@ class ServedPipeline:
     restrictions: tuple[Any, ...] = ()
 
     @property
+    def reads_messages(self) -> bool:
+        """Whether the first stage writes its own prompt of a chat with pictures, sound or videos, or refuses them."""
+        return self.input_processor is not None and not self.speaks
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks for which the server offers routes."""
         spoken = ("speech",) if "audio" in self.outputs else ()

@@ -23,6 +23,7 @@ from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.pipeline import read_pipeline
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import kept_log_levels
 from omni_discovery.text import essence
 
 if TYPE_CHECKING:
@@ -63,12 +64,9 @@ class OmniFrontend:
     async def build(self, omni: AsyncOmni) -> ASGIApp:
         """The web application over one AsyncOmni."""
         client = PipelineClient(omni, self._pipeline)
-        root = logging.getLogger()
-        level = root.level
         tasks: Any = self._pipeline.tasks
-        app: Any = build_app(self._arguments, tasks)
-        # One of vLLM's routers raises the level of the root logger.
-        root.setLevel(level)
+        with kept_log_levels():
+            app: Any = build_app(self._arguments, tasks)
         for path, method in _THEIR_OWN:
             remove_route_from_app(app, path, {method})
         app.include_router(peer.router)
@@ -82,6 +80,7 @@ class OmniFrontend:
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         shutdown_unsupported_routes(app, client.endpoint_restrictions)
-        for handler in root.handlers:
+        # vLLM's loggers, and vLLM-Omni's below them, have a handler of their own.
+        for handler in (*logging.getLogger().handlers, *logging.getLogger("vllm").handlers):
             handler.addFilter(_ANSWERED_ERRORS)
-        return HubAnswers(app, omni, self._arguments.root_path or "")
+        return HubAnswers(app, omni, self._pipeline, self._arguments.root_path or "")

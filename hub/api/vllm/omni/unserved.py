@@ -6,7 +6,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ _ONE_HUB: Final = "it would be known to this hub alone, and every hub has to ans
 _OPERATORS: Final = "replicas are controlled by their operators (--admin-api), not by clients of the API"
 _NO_SOUND: Final = "no stage of this pipeline reads sound or pictures piece by piece"
 _NO_VIDEO: Final = "no stage here makes videos"
-#: By the begin of the path; the longest that fits counts. An empty reason: it is served.
+#: By the begin of the path; the longest that fits counts.
 _PATHS: Final[Mapping[str, str]] = {
     "/v1/videos": _NO_VIDEO,
     "/v1/realtime": _NO_SOUND,
@@ -27,6 +27,11 @@ _PATHS: Final[Mapping[str, str]] = {
     "/start_profile": _OPERATORS,
     "/stop_profile": _OPERATORS,
 }
+#: Routes that need a stage with this output.
+_MAKERS: Final = (
+    ("/v1/audio/speech", "audio", "no stage of this pipeline speaks"),
+    ("/v1/images/generations", "image", "no stage of this pipeline draws"),
+)
 #: Fields of a request, or of a part of one, that name a file or an address.
 _FILES: Final = (
     *("ref_audio", "speaker_embedding", "image", "images", "input_image", "reference_image", "reference_images"),
@@ -34,41 +39,63 @@ _FILES: Final = (
 )
 #: Of those, what is an option of the answer at the top of a request.
 _OPTIONS: Final = frozenset({"audio"})
+#: Types of the parts of a message that are text.
+_TEXT: Final = (
+    *("text", "input_text", "refusal", "output_text", "summary_text", "reasoning_text", "thinking"),
+    *("redacted_thinking", "tool_use", "tool_result"),
+)
+#: Fields of a request that hold messages, in the server's several APIs.
+_SAID: Final = ("messages", "input")
 
 
-def refusal_of_path(method: str, path: str) -> str:
-    """Why nothing is served at a path; empty if it may be."""
+def refusal_of_path(method: str, path: str, outputs: Collection[str | None]) -> str:
+    """Why a pipeline with these outputs serves nothing at a path; empty if it may."""
     if path.startswith("/v1/audio/voices") and method != "GET":
         return f"a voice can't be kept here: {_ONE_HUB}"
+    for begin, output, reason in _MAKERS:
+        if path.startswith(begin) and output not in outputs:
+            return reason
     fitting = [begin for begin in _PATHS if path.startswith(begin)]
     return _PATHS[max(fitting, key=len)] if fitting else ""
 
 
-def refusal_of_body(body: bytes) -> str:
-    """Why a request in JSON can't be served, by what it brings along; empty if nothing of it is a file or a link."""
+def decoded(body: bytes) -> Mapping[str, Any]:
+    """The fields of a request in JSON; none of anything else, of which the server says what is wrong with it."""
     try:
         asked = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # The server says what is wrong with it.
-        return ""
-    if not isinstance(asked, dict):
-        return ""
+        return {}
+    return asked if isinstance(asked, dict) else {}
+
+
+def refusal_of_request(asked: Mapping[str, Any]) -> str:
+    """Why a request can't be served, by what it brings along; empty if nothing of it is a file or a link."""
     for name in _brought(asked):
-        return f"{name}: no stage of this pipeline takes sound, pictures or other files; send text"
+        return f"{name}: nothing here takes sound, pictures or other files at this place; send text"
     return ""
 
 
 def _brought(asked: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in _FILES if name not in _OPTIONS and asked.get(name) is not None)
-    for item in _mappings(asked.get("items")):
+    for item in mappings(asked.get("items")):
         yield from (name for name in _FILES if item.get(name) is not None)
-    for message in _mappings(asked.get("messages")):
-        for part in _mappings(message.get("content")):
-            kind = part.get("type", "text")
-            yield from (name for name in _FILES if part.get(name) is not None)
-            if kind not in ("text", "input_text", "refusal", "output_text", "thinking"):
-                yield str(kind)
+    for field in _SAID:
+        for message in mappings(asked.get(field)):
+            for part in (*mappings(message.get("content")), *mappings(message.get("output"))):
+                yield from files_in(part)
 
 
-def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
-    yield from (each for each in (value if isinstance(value, list) else ()) if isinstance(each, dict))
+def files_in(part: Mapping[str, Any]) -> list[str]:
+    """What of a part of a message is, or may be, a file or a link, by its names."""
+    kind = part.get("type", "text")
+    named = [name for name in _FILES if part.get(name) is not None]
+    named += [name for each in mappings(part.get("content")) for name in files_in(each)]
+    return named if kind in _TEXT else [*named, str(kind)]
+
+
+def mappings(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list, also in the lists in it; none in anything else."""
+    found: list[Mapping[str, Any]] = []
+    for each in value if isinstance(value, list) else ():
+        found += [each] if isinstance(each, dict) else mappings(each)
+    return found

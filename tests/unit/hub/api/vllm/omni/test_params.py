@@ -60,12 +60,18 @@ def test_a_pictures_parameters_have_our_names() -> None:
     assert changed_params(asked, Drawn()) == {"seed": 3, "height": 64, "num_inference_steps": 4}
 
 
+def test_what_the_server_notes_for_other_models_is_no_change() -> None:
+    noted = {"ar_task_mode": "comprehension", "tts_local_seed": 7, "target_h": 64, "target_w": 64}
+    assert changed_params(Tokens(seed=7, extra_args=noted), Tokens()) == {"seed": 7}
+
+
 @pytest.mark.parametrize(
     ("asked", "usual", "said"),
     [
         (Tokens(n=2), Tokens(), "n can't be asked here; --api vllm"),
         (Tokens(logprobs=1), Tokens(), "logprobs can't be asked here"),
         (Tokens(extra_args={"cfg": 2}), Tokens(), "cfg can't be asked of a stage"),
+        (Tokens(extra_args={"ar_task_mode": "draw"}), Tokens(), "ar_task_mode can't be asked of a stage"),
         (Tokens(max_tokens=None), Tokens(), "max_tokens: the stage's default can't be taken away"),
         (Drawn(num_outputs_per_prompt=2), Drawn(), "n: one request makes one picture"),
         (Drawn(layers=2), Drawn(), "layers can't be asked"),

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from hub.api.vllm.omni.unserved import refusal_of_body, refusal_of_path
+from hub.api.vllm.omni.unserved import decoded, refusal_of_path, refusal_of_request
+
+BOTH = ("audio", "image")
 
 
 @pytest.mark.parametrize(
@@ -26,18 +28,25 @@ from hub.api.vllm.omni.unserved import refusal_of_body, refusal_of_path
     ],
 )
 def test_a_route_that_needs_more_than_a_hub_has_says_what(method: str, path: str, said: str) -> None:
-    assert said in refusal_of_path(method, path)
+    assert said in refusal_of_path(method, path, BOTH)
 
 
 def test_what_is_served_passes() -> None:
     for path in ("/v1/chat/completions", "/v1/audio/speech", "/v1/images/generations", "/v1/models", "/metrics"):
-        assert not refusal_of_path("POST", path)
-    assert not refusal_of_path("GET", "/v1/audio/voices")
+        assert not refusal_of_path("POST", path, BOTH)
+    assert not refusal_of_path("GET", "/v1/audio/voices", BOTH)
     chat = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "audio": {"format": "wav"}}
     schema = {"tools": [{"function": {"parameters": {"properties": {"image": {"type": "string"}}}}}], "image": None}
-    for body in (chat, schema, {"input": "hello", "voice": "ethan"}, [1], "text"):
-        assert not refusal_of_body(json.dumps(body).encode())
-    assert not refusal_of_body(b"no JSON")
+    tools = {"messages": [{"content": [{"type": "tool_use", "input": {"image": "x"}}, {"type": "tool_result"}]}]}
+    for body in (chat, schema, tools, {"input": "hello", "voice": "ethan"}, {"input": [[1, 2]]}, [1], "text"):
+        assert not refusal_of_request(decoded(json.dumps(body).encode()))
+    assert not refusal_of_request(decoded(b"no JSON"))
+
+
+def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
+    assert "speaks" in refusal_of_path("POST", "/v1/audio/speech", ("image",))
+    assert "speaks" in refusal_of_path("GET", "/v1/audio/speech/stream", ("text", None))
+    assert "draws" in refusal_of_path("POST", "/v1/images/generations", (None, "audio"))
 
 
 @pytest.mark.attack("C13")
@@ -50,9 +59,13 @@ def test_what_is_served_passes() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
         ({"messages": [{"role": "user", "content": [{"video_url": {"url": "http://a/"}}]}]}, "video_url"),
         ({"messages": [{"role": "user", "content": [{"type": "something"}]}]}, "something"),
+        ({"messages": [[{"role": "user", "content": [{"image_url": {"url": "http://a/"}}]}]]}, "image_url"),
+        ({"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]}, "image"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "http://a/"}]}]}, "input_file"),
+        ({"input": [{"type": "function_call_output", "output": [{"type": "input_image"}]}]}, "input_image"),
         ({"type": "session.config", "ref_audio": "http://a/"}, "ref_audio"),
     ],
 )
 def test_no_address_or_file_of_a_request_is_opened(body: dict[str, Any], said: str) -> None:
     for written in (json.dumps(body).encode(), b"\xef\xbb\xbf" + json.dumps(body).encode()):
-        assert refusal_of_body(written).startswith(f"{said}: no stage of this pipeline takes")
+        assert refusal_of_request(decoded(written)).startswith(f"{said}: nothing here takes")
