@@ -163,6 +163,19 @@ async def test_a_picture_is_drawn_by_the_stage_that_draws(drawing: Any) -> None:
     assert "one request makes one picture" in several.json()["error"]["message"]
 
 
+async def test_a_chat_is_answered_with_a_picture(drawing: Any) -> None:
+    ask = {"model": "brush", "messages": [{"role": "user", "content": "a red square"}], "modalities": ["image"]}
+    async with serving(drawing, draw, deploy=PAINTER) as (client, (painter,), _):
+        answer = await client.post("/v1/chat/completions", json={**ask, "seed": 3, "height": 8, "width": 8})
+    assert answer.status_code == 200, answer.text
+    (part,) = [each for each in answer.json()["choices"][0]["message"]["content"] if each["type"] == "image_url"]
+    with Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))) as picture:
+        assert picture.getpixel((4, 4)) == (200, 30, 30)
+    (submit,) = painter.of(wire.Submit)
+    assert submit.inputs == {"prompt": "a red square"}
+    assert submit.params == {"seed": 3, "height": 8, "width": 8}
+
+
 async def test_an_error_has_the_hubs_status_also_before_a_stream(speaking: Any) -> None:
     """A stage without replicas, one that is full, and one that fails: whole and streamed."""
     reject, fail = FakeReplica.reject, FakeReplica.fail
@@ -214,6 +227,52 @@ async def test_a_body_that_costs_much_is_refused(speaking: Any) -> None:
         deep = await client.post("/v1/audio/speech", content=b'{"input":' + b"[" * 100_000 + b"}")
         assert (long.status_code, deep.status_code) == (413, 400)
         assert not talker.of(wire.Submit)
+
+
+@pytest.mark.attack("D5")
+async def test_a_small_request_that_costs_much_is_refused(speaking: Any) -> None:
+    huge = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": huge}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        for more, said in (({"response_format": form}, "response_format"), ({"n": 10**6}, "n")):
+            answer = await client.post("/v1/chat/completions", json={**chat, **more})
+            assert answer.status_code in (400, 501), answer.text
+            assert said in answer.json()["error"]["message"]
+        small = {"structured_outputs": {"choice": ["yes", "no"]}}
+        assert (await client.post("/v1/chat/completions", json={**chat, **small})).status_code == 501
+        assert not talker.of(wire.Submit)
+
+
+@pytest.mark.attack("C13")
+async def test_nothing_that_a_client_names_is_fetched(speaking: Any) -> None:
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as host:
+        url = f"http://127.0.0.1:{host.sockets[0].getsockname()[1]}/x"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        message = {"role": "user", "content": [part]}
+        said = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}
+        asks: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/audio/speech", {**SPEECH, "ref_audio": url}),
+            ("/v1/audio/speech/batch", {**SPEECH, "items": [{"input": "hi", "ref_audio": url}]}),
+            ("/v1/chat/completions", {"model": "tiny", "messages": [message]}),
+            ("/v1/chat/completions/batch", {"model": "tiny", "messages": [[message]]}),
+            ("/v1/responses", {"model": "tiny", "input": [said]}),
+            ("/tokenize", {"model": "tiny", "messages": [message]}),
+            ("/v1/images/edits", {"prompt": "x", "url": url}),
+            ("/v1/videos", {"prompt": "x", "input_reference": url}),
+        ]
+        async with serving(speaking, talk, decode) as (client, (talker, _), _):
+            for path, body in asks:
+                answer = await client.post(path, json=body)
+                assert 400 <= answer.status_code < 600, path
+            assert not talker.of(wire.Submit)
+    assert heard == []
 
 
 @pytest.mark.attack("A28")

@@ -66,7 +66,8 @@ def talk(replica: FakeReplica, submit: wire.Submit) -> None:
 
 def frames_of(sound: str) -> bytes:
     with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
-        return file.readframes(file.getnframes())
+        samples: bytes = file.readframes(file.getnframes())
+        return samples
 
 
 async def test_a_chat_is_answered_with_text_and_sound(thinking: Any) -> None:

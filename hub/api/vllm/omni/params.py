@@ -65,6 +65,8 @@ def _of_tokens(changes: Mapping[str, Any], asked: Any) -> dict[str, Any]:
             _check_extra(value or {}, asked.seed)
         elif value is None:
             raise NotServedError(f"{name}: the stage's default can't be taken away; give a value")
+        elif not isinstance(value, str | int | float | list | dict):
+            raise NotServedError(f"{name} can't be asked of these stages; --api vllm serves it for a text stage")
         else:
             params[name] = value
     return params

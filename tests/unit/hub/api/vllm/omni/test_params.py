@@ -25,6 +25,7 @@ class Tokens(msgspec.Struct):
     output_kind: int = 0
     detokenize: bool = True
     extra_args: dict[str, Any] | None = None
+    structured_outputs: Any = None
 
 
 @dataclass
@@ -72,6 +73,7 @@ def test_what_the_server_notes_for_other_models_is_no_change() -> None:
         (Tokens(logprobs=1), Tokens(), "logprobs can't be asked here"),
         (Tokens(extra_args={"cfg": 2}), Tokens(), "cfg can't be asked of a stage"),
         (Tokens(extra_args={"ar_task_mode": "draw"}), Tokens(), "ar_task_mode can't be asked of a stage"),
+        (Tokens(structured_outputs=Drawn()), Tokens(), "structured_outputs can't be asked of these stages"),
         (Tokens(max_tokens=None), Tokens(), "max_tokens: the stage's default can't be taken away"),
         (Drawn(num_outputs_per_prompt=2), Drawn(), "n: one request makes one picture"),
         (Drawn(layers=2), Drawn(), "layers can't be asked"),
