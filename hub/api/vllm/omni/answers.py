@@ -19,7 +19,7 @@ from hub.api.vllm import fan_out
 from hub.api.vllm.body import Body, check_body
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.media import CHATS, split_files
-from hub.api.vllm.omni.unserved import decoded, refusal_of_path, refusal_of_request
+from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
 from omni_discovery.errors import InvalidRequestError, OmniError
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ class HubAnswers:
         elif scope["type"] == "websocket":
             await self._app(scope, _CheckedFrames(receive, send).receive, send)
         else:
-            reads_files = path == CHATS and self._pipeline.reads_messages
-            body = _ChatBody(scope, receive, outcome) if reads_files else _TextOnly(scope, receive)
-            await self._serve(outcome, body, scope, send)
+            await self._serve(outcome, self._body(outcome, path, scope, receive), scope, send)
+
+    def _body(self, outcome: AnswerOutcome, path: str, scope: Scope, receive: Receive) -> Body:
+        if path == CHATS and self._pipeline.reads_messages:
+            return _ChatBody(scope, receive, outcome)
+        return _TextOnly(scope, receive, is_chat=path.startswith(CHATS))
 
     async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
         answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
@@ -74,10 +77,15 @@ async def _refuse(error: OmniError, scope: Scope, receive: Receive, send: Send) 
 class _TextOnly(Body):
     """A body that brings neither files nor links along."""
 
+    def __init__(self, scope: Scope, receive: Receive, *, is_chat: bool) -> None:
+        super().__init__(scope, receive)
+        self._is_chat = is_chat
+
     def check(self, whole: bytes) -> None:
-        """See Body. Raise NotServedError for one that does."""
+        """See Body. Raise NotServedError for one that does, and for a chat that can't be served as it is asked."""
         super().check(whole)
-        if reason := refusal_of_request(decoded(whole)):
+        asked = decoded(whole)
+        if reason := refusal_of_request(asked) or (refusal_of_chat(asked) if self._is_chat else ""):
             raise NotServedError(reason)
 
 
@@ -103,10 +111,10 @@ class _ChatBody(Body):
     def check(self, whole: bytes) -> None:
         """See Body. Raise NotServedError for files elsewhere, and for what can't be asked together with files."""
         super().check(whole)
-        asked, self._outcome.messages = split_files(decoded(whole))
-        if reason := refusal_of_request(asked):
+        asked, self._outcome.chat = split_files(decoded(whole))
+        if reason := refusal_of_request(asked) or refusal_of_chat(asked):
             raise NotServedError(reason)
-        self._passed = json.dumps(asked).encode() if self._outcome.messages else whole
+        self._passed = json.dumps(asked).encode() if self._outcome.chat else whole
 
 
 class _CheckedFrames:

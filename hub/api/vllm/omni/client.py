@@ -153,7 +153,7 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
             announce(1)
             asked = self._asked(sampling_params, sampling_params_list)
             decode = self._decode if self._pipeline.speaks else None
-            inputs, of_pictures = inputs_of(prompt, decode, current_outcome().messages)
+            inputs, of_pictures = inputs_of(prompt, decode, current_outcome().chat)
             params = self._params(asked, of_pictures)
         made = {each: FinalStage(request_id, kind, _tokens(inputs)) for each, kind in self._kinds(asked).items()}
         more = {"priority": priority, "trace_headers": trace_headers, "modalities": _wanted(output_modalities)}

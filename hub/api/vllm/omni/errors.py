@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.errors import NotServedError
@@ -24,8 +24,8 @@ class AnswerOutcome:
     failure: OmniError | None = None
     #: Whether any of them has put anything out.
     has_output: bool = False
-    #: The messages of its chat, if they bring files.
-    messages: Sequence[Mapping[str, Any]] = ()
+    #: What the first stage gets of its chat, if that brings files.
+    chat: Mapping[str, Any] = field(default_factory=dict)
 
 
 _outcome: Final[ContextVar[AnswerOutcome | None]] = ContextVar("outcome", default=None)

@@ -13,32 +13,28 @@ _OWN_NOTES: Final = frozenset({"voice_created_at", "max_new_tokens", "_qwen3_tts
 _ABOUT: Final = frozenset({"type", "arrival_time", "modalities", "cache_salt"})
 #: The size of a picture, which is in the stage's parameters, too.
 _SIZES: Final = frozenset({"target_h", "target_w", "modalities"})
-_PROCESSING: Final = "mm_processor_kwargs"
-#: What a stage takes of it, beside files.
-_OF_FILES: Final = frozenset({"use_audio_in_video"})
 #: For how deep ``additional_information`` may be nested.
 _DEEPEST: Final = 4
 
 
 def inputs_of(
-    prompt: Any, decode: Callable[[Sequence[int]], str] | None, messages: Sequence[Mapping[str, Any]] = ()
+    prompt: Any, decode: Callable[[Sequence[int]], str] | None, chat: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs of a request, and parameters for the stages that make pictures. Raise NotServedError.
 
     ``decode`` turns tokens into text, for a first stage that speaks and so wants text; None: it reads tokens.
-    ``messages`` are those of a chat with files, which go to the stage in place of the server's prompt.
+    ``chat`` is what the stage gets of a chat with files, in place of the server's prompt.
     """
     if isinstance(prompt, str):
         return {"prompt": prompt}, {}
     if not isinstance(prompt, Mapping):
         raise NotServedError("several prompts, or one in segments, can't be asked at once: send a request for each")
     given = {name: value for name, value in prompt.items() if value is not None and name not in _ABOUT}
-    processing = _processing(given, with_files=bool(messages))
-    of_pictures = {name: given.pop(name) for name in ("negative_prompt", "height", "width") if name in given}
+    of_pictures = _picture_params(given)
     told = given.pop("additional_information", None)
     inputs = _text_or_tokens(given, None if told else decode)
-    if messages:
-        inputs = {"messages": list(messages), **({_PROCESSING: processing} if processing else {})}
+    if chat:
+        inputs = dict(chat)
     if told:
         inputs["additional_information"] = information_of(told)
     if given:
@@ -46,12 +42,13 @@ def inputs_of(
     return inputs, of_pictures
 
 
-def _processing(given: dict[str, Any], *, with_files: bool) -> dict[str, Any]:
-    """Take out of a prompt how its files are processed; sizes of pictures are in the stage's parameters, too."""
-    asked = {name: value for name, value in (given.pop(_PROCESSING, None) or {}).items() if name not in _SIZES}
-    if strange := sorted(asked.keys() - (_OF_FILES if with_files else frozenset())):
-        raise NotServedError(f"{_PROCESSING}: {strange[0]} can't be told to a stage; leave it out")
-    return asked
+def _picture_params(given: dict[str, Any]) -> dict[str, Any]:
+    """Take out of a prompt what it says of pictures."""
+    params: dict[str, Any] = {name: given.pop(name) for name in ("negative_prompt", "height", "width") if name in given}
+    sizes = given.pop("mm_processor_kwargs", None) or {}
+    if strange := sorted(set(sizes) - _SIZES):
+        raise NotServedError(f"mm_processor_kwargs: {strange[0]} can't be told to a stage; leave it out")
+    return params
 
 
 def _text_or_tokens(given: dict[str, Any], decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:

@@ -44,6 +44,15 @@ _TEXT: Final = (
     *("text", "input_text", "refusal", "output_text", "summary_text", "reasoning_text", "thinking"),
     *("redacted_thinking", "tool_use", "tool_result"),
 )
+_BY_VLLM: Final = "vLLM-Omni's server does not apply it to a chat; --api vllm serves it for a text stage"
+_IN_THE_LIST: Final = "vLLM-Omni's server does not apply it to a chat; give it in sampling_params_list"
+#: Fields of a chat that the server would leave out, with what to do.
+_LEFT_OUT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("structured_outputs", "logprobs", "top_logprobs", "prompt_logprobs", "logit_bias"), _BY_VLLM),
+    **dict.fromkeys(("bad_words", "allowed_token_ids", "use_beam_search"), _BY_VLLM),
+    **dict.fromkeys(("min_p", "repetition_penalty"), _IN_THE_LIST),
+    "max_completion_tokens": "vLLM-Omni's server does not apply it to a chat; give max_tokens",
+}
 #: Fields of a request that hold messages, in the server's several APIs.
 _SAID: Final = ("messages", "input")
 
@@ -72,6 +81,22 @@ def refusal_of_request(asked: Mapping[str, Any]) -> str:
     """Why a request can't be served, by what it brings along; empty if nothing of it is a file or a link."""
     for name in _brought(asked):
         return f"{name}: nothing here takes sound, pictures or other files at this place; send text"
+    return ""
+
+
+def refusal_of_chat(asked: Mapping[str, Any]) -> str:
+    """Why a chat can't be served as it is asked; empty if it can.
+
+    The server itself would leave out, without a word, all but a few sampling parameters of a chat.
+    """
+    answers, form = asked.get("n"), asked.get("response_format")
+    if isinstance(answers, int) and answers > 1:
+        return "n: one request makes one picture or answer here; send several requests"
+    if isinstance(form, dict) and form.get("type", "text") != "text":
+        return f"response_format: {_LEFT_OUT['structured_outputs']}"
+    for name, advice in _LEFT_OUT.items():
+        if asked.get(name) and not (name == "repetition_penalty" and asked[name] == 1):
+            return f"{name}: {advice}"
     return ""
 
 

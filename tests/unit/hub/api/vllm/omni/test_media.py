@@ -19,14 +19,17 @@ def chat(*parts: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_the_server_gets_the_text_and_the_stage_all_messages() -> None:
-    asked, messages = split_files(chat(SOUND, TEXT, seed=3))
-    assert asked == chat(TEXT, seed=3)
-    assert messages == chat(SOUND, TEXT)["messages"]
+    """With how the files are processed, which the server would apply to its own prompt."""
+    processing: dict[str, Any] = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    for more in ({}, processing):
+        asked, inputs = split_files(chat(SOUND, TEXT, seed=3, **more))
+        assert asked == chat(TEXT, seed=3)
+        assert inputs == chat(SOUND, TEXT, **more)
 
 
 def test_a_chat_without_files_is_the_servers_alone() -> None:
     for asked in (chat(TEXT, tools=[{}]), {"messages": "hi"}, {"messages": [{"content": "hi"}, 3]}, {}):
-        assert split_files(asked) == (asked, ())
+        assert split_files(asked) == (asked, {})
 
 
 @pytest.mark.attack("C13")

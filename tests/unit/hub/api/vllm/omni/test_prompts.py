@@ -42,18 +42,10 @@ def test_what_a_picture_should_be_goes_to_the_stages_that_draw() -> None:
 
 
 def test_a_chat_with_files_reaches_the_first_stage_as_it_came() -> None:
-    """In place of the prompt that the server made of its text; with the voice, and with what is said of its files."""
-    messages = [
-        {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}]}
-    ]
+    """In place of the prompt that the server made of its text; with the voice."""
+    chat = {"messages": [{"role": "user", "content": "hi"}], "mm_processor_kwargs": {"use_audio_in_video": True}}
     prompt = {"prompt_token_ids": [5], "additional_information": {"speaker": ["ethan"]}}
-    asked = {"mm_processor_kwargs": {"use_audio_in_video": True}}
-    assert inputs_of({**prompt, **asked}, None, messages) == (
-        {"messages": messages, **asked, "additional_information": {"speaker": ["ethan"]}},
-        {},
-    )
-    with pytest.raises(NotServedError, match="use_audio_in_video"):
-        inputs_of({**prompt, **asked}, None)
+    assert inputs_of(prompt, None, chat) == ({**chat, "additional_information": {"speaker": ["ethan"]}}, {})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hub.api.vllm.omni.unserved import decoded, refusal_of_path, refusal_of_request
+from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
 
 BOTH = ("audio", "image")
 
@@ -69,3 +69,23 @@ def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
 def test_no_address_or_file_of_a_request_is_opened(body: dict[str, Any], said: str) -> None:
     for written in (json.dumps(body).encode(), b"\xef\xbb\xbf" + json.dumps(body).encode()):
         assert refusal_of_request(decoded(written)).startswith(f"{said}: nothing here takes")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"n": 2}, "n: one request makes one"),
+        ({"response_format": {"type": "json_object"}}, "response_format: vLLM-Omni's server does not apply it"),
+        ({"logprobs": True}, "logprobs: vLLM-Omni's server does not apply it"),
+        ({"structured_outputs": {"choice": ["a"]}}, "--api vllm serves it"),
+        ({"repetition_penalty": 1.1}, "give it in sampling_params_list"),
+        ({"max_completion_tokens": 20}, "give max_tokens"),
+    ],
+)
+def test_what_the_server_would_leave_out_of_a_chat_is_refused(asked: dict[str, Any], said: str) -> None:
+    assert said in refusal_of_chat(asked)
+
+
+def test_the_defaults_of_clients_are_no_reason_to_refuse_a_chat() -> None:
+    usual = {"n": 1, "logprobs": False, "response_format": {"type": "text"}, "repetition_penalty": 1.0, "min_p": 0}
+    assert not refusal_of_chat({**usual, "max_tokens": 20, "logit_bias": {}, "bad_words": [], "temperature": 0.5})
