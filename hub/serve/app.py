@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from starlette.types import ASGIApp
-
     from hub.api.vllm.omni.server import OmniFrontend
     from hub.api.vllm.server import VllmFrontend
     from hub.async_omni import AsyncOmni
@@ -136,7 +134,13 @@ class _Hub:
             omni, stages = started
             self._on_hurry = (self._ports.hurry, stages.hurry)
             stack.push_async_callback(self._ports.stop)
-            self._ports.start(omni, await self._build_app(omni), config.http)
+            self._ports.start(
+                omni,
+                await self._frontend.build(omni)
+                if self._frontend is not None
+                else build_app(omni, config.deploy, int(time.time())),
+                config.http,
+            )
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -148,11 +152,6 @@ class _Hub:
             if self._overdue:
                 raise OmniError(self._overdue)
             return code
-
-    async def _build_app(self, omni: AsyncOmni) -> ASGIApp:
-        if self._frontend is None:
-            return build_app(omni, self._config.deploy, int(time.time()))
-        return await self._frontend.build(omni)
 
     async def _limit_start(self, omni: AsyncOmni) -> None:
         """Stop the hub if ``--init-timeout`` is over before every stage can serve."""

@@ -138,9 +138,15 @@ async def test_a_chat_is_answered_with_sound(speaking: Any) -> None:
     async with serving(speaking, talk, decode) as (client, (talker, _), _):
         whole = (await client.post("/v1/chat/completions", json={**ask, "modalities": ["audio"]})).json()
         streamed = await client.post("/v1/chat/completions", json={**ask, "modalities": ["audio"], "stream": True})
+        voiced = await client.post("/v1/chat/completions", json={**ask, "voice": "ethan"})
+    assert voiced.status_code == 200, voiced.text
     with wave.open(io.BytesIO(base64.b64decode(whole["choices"][0]["message"]["audio"]["data"]))) as file:
         assert file.readframes(file.getnframes()) == b"".join(SAMPLES)
     assert talker.of(wire.Submit)[0].inputs == {"prompt": "say hello"}
+    assert talker.of(wire.Submit)[2].inputs == {
+        "prompt": "say hello",
+        "additional_information": {"speaker": ["ethan"]},
+    }
     events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
     pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
     assert len([piece for piece in pieces if piece]) == len(SAMPLES)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from websockets.asyncio.client import connect
@@ -155,6 +156,13 @@ def spoken(client: httpx.Client, on_third: Callable[[], None] = lambda: None) ->
     return b"".join(heard)
 
 
+def assert_same_sound(heard: bytes, expected: bytes) -> None:
+    """Sample by sample, to one step of 16 bits: sums are rounded otherwise in a batch with another request."""
+    there, wanted = (np.frombuffer(each, "<i2").astype(np.int32) for each in (heard, expected))
+    assert len(there) == len(wanted)
+    assert int(np.abs(there - wanted).max()) <= 1
+
+
 def frames_of(file: bytes) -> bytes:
     with wave.open(io.BytesIO(file)) as reader:
         assert reader.getframerate() == 24000
@@ -185,7 +193,9 @@ def test_a_speech_is_the_same_in_every_way_to_ask_for_it_and_through_both_hubs(s
     assert len(pieces) > 3
     items = {"items": [{"input": TEXT}, {"input": TEXT}], "response_format": "pcm"}
     batch = served.here.post("/v1/audio/speech/batch", json={**SPEECH, **items}).json()
-    assert [base64.b64decode(each["audio_data"]) for each in batch["results"]] == [expected] * 2, batch
+    assert len(batch["results"]) == 2, batch
+    for each in batch["results"]:
+        assert_same_sound(base64.b64decode(each["audio_data"]), expected)
     assert "ethan" in served.there.get("/v1/audio/voices").json()["voices"]
 
 
@@ -211,8 +221,8 @@ def test_no_sample_is_missing_or_heard_twice_at_either_hub_when_a_decoder_dies(s
         killed = served.decoders()[number % 2]
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(spoken, served.there)
-            assert spoken(served.here, on_third=lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
-            assert other.result(timeout=120) == expected
+            assert_same_sound(spoken(served.here, on_third=lambda: os.kill(killed, signal.SIGKILL)), expected)  # noqa: B023
+            assert_same_sound(other.result(timeout=120), expected)
         if "replica.lost_at_work replica=1/" in served.text:
             break
         wait_for("another decoder", lambda: len(set(served.decoders()) - {killed}) == 2, _READY_S)  # noqa: B023

@@ -32,7 +32,9 @@ def inputs_of(
     given = {name: value for name, value in prompt.items() if value is not None and name not in _ABOUT}
     of_pictures = _picture_params(given)
     told = given.pop("additional_information", None)
-    inputs = _text_or_tokens(given, None if told else decode)
+    # An adapter's text stands in it; the chat of a speaking model has only the voice there.
+    has_text = isinstance(told, Mapping) and "text" in told
+    inputs = _text_or_tokens(given, None if has_text else decode)
     if chat:
         inputs = dict(chat)
     if told:

@@ -34,6 +34,11 @@ def test_a_stage_that_speaks_gets_the_text() -> None:
     }
 
 
+def test_a_chat_that_is_said_keeps_its_text_beside_its_voice() -> None:
+    told = {"additional_information": {"speaker": ["ethan"]}}
+    assert inputs_of({"prompt_token_ids": [5, 6], **told}, words) == ({"prompt": "5 6", **told}, {})
+
+
 def test_what_a_picture_should_be_goes_to_the_stages_that_draw() -> None:
     prompt: dict[str, Any] = {"prompt": "a cat", "modalities": ["image"], "negative_prompt": "fog"}
     sizes = {"height": 64, "width": 32, "mm_processor_kwargs": {"target_h": 64, "target_w": 32}}
