@@ -337,3 +337,22 @@ def test_flags_of_the_engine_and_the_listener_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             OmniFrontend(deploy, flags)
+
+
+@pytest.mark.parametrize("kind", ["speaking", "drawing"])
+async def test_no_route_ends_in_an_error_of_the_server_itself(kind: str, request: pytest.FixtureRequest) -> None:
+    """Whatever it has a route for is answered, or refused with a reason."""
+    frontend = request.getfixturevalue(kind)
+    scripts, deploy = ((talk, decode), PAIR) if kind == "speaking" else ((draw,), PAINTER)
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": frontend._arguments.served_model_name[0], "input": "hi", "prompt": "hi", "max_tokens": 4}
+    broken: dict[str, str] = {}
+    async with serving(frontend, *scripts, deploy=deploy) as (client, _, omni):
+        app = await frontend.build(omni)
+        for route in app._app.routes:
+            path = re.sub(r"{[^}]*}", "x", route.path)
+            for method in sorted(getattr(route, "methods", None) or ()):
+                asked = await client.request(method, path, json={**body, "messages": messages})
+                if asked.status_code == 500:
+                    broken[f"{method} {path}"] = asked.text[:300]
+    assert not broken

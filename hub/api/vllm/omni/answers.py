@@ -43,7 +43,9 @@ class HubAnswers:
         outcome = begin_outcome()
         fan_out.start_http_request()
         path = scope["path"].removeprefix(self._root_path)
-        if reason := refusal_of_path(scope.get("method", "GET"), path, self._pipeline.outputs):
+        pipeline = self._pipeline
+        reads_tokens = pipeline.input_processor is not None
+        if reason := refusal_of_path(scope.get("method", "GET"), path, pipeline.outputs, reads_tokens=reads_tokens):
             await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
         elif scope["type"] == "websocket":
             await self._app(scope, _CheckedFrames(receive, send).receive, send)

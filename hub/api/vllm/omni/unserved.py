@@ -23,6 +23,7 @@ _PATHS: Final[Mapping[str, str]] = {
     "/v1/video/": _NO_SOUND,
     "/v1/images/edits": "no stage of this pipeline takes pictures; /v1/images/generations draws from text",
     "/v1/audio/generate": "no stage here makes sound by diffusion; /v1/audio/speech says a text",
+    "/generative_scoring": "no stage of this pipeline scores texts; --api vllm serves one that does",
     "/v1/omni/": _OPERATORS,
     "/start_profile": _OPERATORS,
     "/stop_profile": _OPERATORS,
@@ -31,6 +32,12 @@ _PATHS: Final[Mapping[str, str]] = {
 _MAKERS: Final = (
     ("/v1/audio/speech", "audio", "no stage of this pipeline speaks"),
     ("/v1/images/generations", "image", "no stage of this pipeline draws"),
+)
+_NO_TOKENS: Final = "the first stage draws, and has no tokenizer; /v1/images/generations draws from text"
+#: Routes that need the tokenizer of the first stage.
+_OF_TOKENS: Final = (
+    *("/v1/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize", "/tokenizer_info"),
+    *("/inference/", "/v1/chat/completions/render", "/invocations", "/abort_requests"),
 )
 #: Fields of a request, or of a part of one, that name a file or an address.
 _FILES: Final = (
@@ -57,13 +64,18 @@ _LEFT_OUT: Final[Mapping[str, str]] = {
 _SAID: Final = ("messages", "input")
 
 
-def refusal_of_path(method: str, path: str, outputs: Collection[str | None]) -> str:
-    """Why a pipeline with these outputs serves nothing at a path; empty if it may."""
+def refusal_of_path(method: str, path: str, outputs: Collection[str | None], *, reads_tokens: bool = True) -> str:
+    """Why a pipeline with these outputs serves nothing at a path; empty if it may.
+
+    ``reads_tokens``: whether the first stage has a tokenizer.
+    """
     if path.startswith("/v1/audio/voices") and method != "GET":
         return f"a voice can't be kept here: {_ONE_HUB}"
     for begin, output, reason in _MAKERS:
         if path.startswith(begin) and output not in outputs:
             return reason
+    if not reads_tokens and path.startswith(_OF_TOKENS):
+        return _NO_TOKENS
     fitting = [begin for begin in _PATHS if path.startswith(begin)]
     return _PATHS[max(fitting, key=len)] if fitting else ""
 

@@ -25,6 +25,7 @@ BOTH = ("audio", "image")
         ("DELETE", "/v1/audio/voices/me", "this hub alone"),
         ("POST", "/v1/omni/sleep", "operators"),
         ("POST", "/start_profile", "operators"),
+        ("POST", "/generative_scoring", "scores texts"),
     ],
 )
 def test_a_route_that_needs_more_than_a_hub_has_says_what(method: str, path: str, said: str) -> None:
@@ -47,6 +48,8 @@ def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
     assert "speaks" in refusal_of_path("POST", "/v1/audio/speech", ("image",))
     assert "speaks" in refusal_of_path("GET", "/v1/audio/speech/stream", ("text", None))
     assert "draws" in refusal_of_path("POST", "/v1/images/generations", (None, "audio"))
+    assert "no tokenizer" in refusal_of_path("POST", "/v1/completions", ("image",), reads_tokens=False)
+    assert not refusal_of_path("POST", "/v1/chat/completions", ("image",), reads_tokens=False)
 
 
 @pytest.mark.attack("C13")
