@@ -12,6 +12,8 @@ from html import escape
 from typing import Any, Final
 from urllib.parse import quote
 
+from hub.api.openapi import NOT_SERVED
+
 _STYLE: Final = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -110,14 +112,18 @@ def _fields(document: Mapping[str, Any], reference: Mapping[str, Any]) -> str:
     """The fields of a body: a table of those that are served, and the names of the others."""
     schema = _resolved(document, reference)
     required = schema.get("required", ())
-    served = {name: each for name, each in schema["properties"].items() if _kinds(document, each)}
+    neutral = {name: each for name, each in schema["properties"].items() if each.get("description") == NOT_SERVED}
+    served = {name: each for name, each in schema["properties"].items() if name not in neutral}
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code></td><td>{escape(' or '.join(_kinds(document, each)))}"
         f"{escape(_default(each))}</td></tr>"
         for name, each in sorted(served.items(), key=lambda item: item[0] not in required)
     )
-    neutral = [f"<code>{escape(name)}</code>" for name in schema["properties"] if name not in served]
-    more = f"<p>Taken only with values that ask for nothing: {', '.join(neutral)}.</p>" if neutral else ""
+    listed = ", ".join(
+        f"<code>{escape(name)}</code> ({escape(', '.join(map(json.dumps, each['enum'])))})"
+        for name, each in neutral.items()
+    )
+    more = f"<p>Not served, and taken only with these values: {listed}.</p>" if neutral else ""
     count = f"{len(served)} fields; {', '.join(required) or 'none'} needed"
     return f"<details><summary>{escape(count)}</summary><table>{rows}</table>{more}</details>"
 
@@ -130,7 +136,7 @@ def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping
 
 
 def _kinds(document: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
-    """What a value may be, in words; nothing for a field of which only neutral values are taken."""
+    """What a value may be, in words; nothing for null."""
     schema = _resolved(document, schema)
     if "anyOf" in schema:
         return [kind for each in schema["anyOf"] for kind in _kinds(document, each)]

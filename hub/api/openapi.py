@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from hub.api.audio.speech import SpeechRequest
-from hub.api.chat.schema import ChatRequest
+from hub.api.chat import schema as chats
 from hub.api.cross_origin import FORM
-from hub.api.images.schema import ImageEdit, ImageRequest
-from hub.api.prompts.completions import CompletionRequest
+from hub.api.images import schema as images
+from hub.api.prompts import completions
 from omni_discovery import __version__
 
 
@@ -25,9 +25,13 @@ class _Described(NamedTuple):
     example: Mapping[str, Any] | None = None
     #: The type of its body.
     takes: str = "application/json"
+    #: The fields that are taken only with some values, which ask for nothing; null is always one of them.
+    neutral: Mapping[str, Sequence[Any]] = {}
 
 
 _JSON: Final = "application/json"
+#: The description of a field that is taken only with values that ask for nothing.
+NOT_SERVED: Final = "Not served here: taken only with values that ask for nothing."
 #: A file in a form.
 _FILE: Final = {"type": "string", "format": "binary"}
 _EVENTS: Final = "text/event-stream"
@@ -36,30 +40,34 @@ _ROUTES: Final = (
     _Described(
         "/v1/chat/completions",
         "Messages in; words, sound, pictures out.",
-        ChatRequest,
+        chats.ChatRequest,
         (_JSON, _EVENTS),
         {"messages": [{"role": "user", "content": "26 plus 48"}]},
+        neutral=chats.NEUTRAL,
     ),
     _Described(
         "/v1/completions",
         "Prompts in, text out.",
-        CompletionRequest,
+        completions.CompletionRequest,
         (_JSON, _EVENTS),
         {"prompt": "26 plus 48", "max_tokens": 20},
+        neutral=completions.NEUTRAL,
     ),
     _Described(
         "/v1/images/generations",
         "A prompt in, pictures out.",
-        ImageRequest,
+        images.ImageRequest,
         (_JSON, _EVENTS),
         {"prompt": "26 plus 48", "n": 1},
+        neutral=images.NEUTRAL_DRAWN,
     ),
     _Described(
         "/v1/images/edits",
         "Pictures and a prompt in, as a form; pictures out.",
-        ImageEdit,
+        images.ImageEdit,
         (_JSON, _EVENTS),
         takes=FORM,
+        neutral=images.NEUTRAL_EDITED,
     ),
     _Described(
         "/v1/audio/speech",
@@ -91,15 +99,35 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetails
 
 
+def _describe_fields(fields: dict[str, Any], route: _Described) -> None:
+    """Say of the fields of a body what its class does not: which values are neutral, and what a form can't have."""
+    for name, values in route.neutral.items():
+        fields[name] = {"enum": [None, *values], "default": None, "description": NOT_SERVED}
+    if route.takes == FORM:
+        for name, field in fields.items():
+            fields[name] = _without_null(field)
+        fields["image"] |= {"items": _FILE}
+        fields["mask"] = _FILE
+
+
+def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a text in a form, which is left out and never null."""
+    kept = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
+    if "enum" in kept:
+        kept["enum"] = [value for value in kept["enum"] if value is not None]
+    kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return kept | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})
+
+
 def openapi(title: str) -> dict[str, Any]:
     """The document, for the pipeline with this name."""
     bodies = [each.body for each in _ROUTES if each.body is not None]
     references, schemas = msgspec.json.schema_components(
         [*bodies, ErrorBody], ref_template="#/components/schemas/{name}"
     )
-    files = schemas[ImageEdit.__name__]["properties"]
-    files["image"] |= {"items": _FILE}
-    files["mask"] = _FILE
+    for each in _ROUTES:
+        if each.body is not None:
+            _describe_fields(schemas[each.body.__name__]["properties"], each)
     by_class = dict(zip([*bodies, ErrorBody], references, strict=True))
     failed = {"description": "An error.", "content": {_JSON: {"schema": by_class[ErrorBody]}}}
     paths: dict[str, Any] = {}

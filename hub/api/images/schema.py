@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -87,8 +88,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "quality": ("auto", "standard"),
     "response_format": ("b64_json",),
 }
-_NEUTRAL_DRAWN: Final = _NEUTRAL | {"moderation": ("auto",), "style": ()}
-_NEUTRAL_EDITED: Final = _NEUTRAL | {"input_fidelity": ("low",)}
+NEUTRAL_DRAWN: Final = _NEUTRAL | {"moderation": ("auto",), "style": ()}
+NEUTRAL_EDITED: Final = _NEUTRAL | {"input_fidelity": ("low",)}
 
 _decoder = msgspec.json.Decoder(ImageRequest)
 
@@ -100,24 +101,13 @@ _JSON: Final = ("sampling_params_list", "metadata")
 def parse_image(body: bytes) -> ImageRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    _check(request, _NEUTRAL_DRAWN)
+    _check(request, NEUTRAL_DRAWN)
     return request
 
 
 def parse_edit(content_type: str, body: bytes) -> ImageEdit:
     """Read and check a form. Raise InvalidRequestError that names the field."""
-    fields: dict[str, Any] = {}
-    urls: dict[str, list[str]] = {}
-    for part in read_form(content_type, body):
-        if part.name in _FILES:
-            urls.setdefault(_FILES[part.name], []).append(_url_of(part))
-        elif part.is_file:
-            raise InvalidRequestError(f"'{part.name}' is a file; there are files 'image' and 'mask'")
-        elif part.name in fields:
-            raise InvalidRequestError(f"'{part.name}' is there twice")
-        # Clients send an empty text for a field that they leave out.
-        elif part.content or part.name == "prompt":
-            fields[part.name] = _json_of(part) if part.name in _JSON else part.text
+    fields, urls = _read_fields(read_form(content_type, body))
     if not urls.get("image"):
         raise InvalidRequestError("'image' is missing: send the picture's file as a part of this name")
     if len(urls.get("mask", ())) > 1:
@@ -129,8 +119,28 @@ def parse_edit(content_type: str, body: bytes) -> ImageEdit:
         request = msgspec.convert({**fields, **files}, ImageEdit, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"the form can't be used: {error}".replace("`", "'")) from error
-    _check(request, _NEUTRAL_EDITED)
+    # The conversion takes the text "null" for nothing.
+    if nothing := [name for name in fields if getattr(request, name) is None]:
+        raise InvalidRequestError(f"'{nothing[0]}' is 'null', which a form can't say: leave it out")
+    _check(request, NEUTRAL_EDITED)
     return request
+
+
+def _read_fields(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """The fields of a form, and the ``data:`` URLs of its files by field."""
+    fields: dict[str, Any] = {}
+    urls: dict[str, list[str]] = {}
+    for part in parts:
+        if part.name in _FILES:
+            urls.setdefault(_FILES[part.name], []).append(_url_of(part))
+        elif part.is_file:
+            raise InvalidRequestError(f"'{part.name}' is a file; there are files 'image' and 'mask'")
+        elif part.name in fields:
+            raise InvalidRequestError(f"'{part.name}' is there twice")
+        # Clients send an empty text for a field that they leave out.
+        elif part.content or part.name == "prompt":
+            fields[part.name] = _json_of(part) if part.name in _JSON else part.text
+    return fields, urls
 
 
 def _check(request: ImageFields, neutral: dict[str, tuple[Any, ...]]) -> None:

@@ -87,6 +87,6 @@ def test_a_fields_kind_and_bounds_are_said_in_words(field: str, said: str) -> No
 def test_fields_that_are_only_tolerated_are_listed_apart_and_needed_ones_come_first() -> None:
     page = page_of()
     chat: Any = re.search(r"POST /v1/chat/completions</code></h2>(.*?)<h2", page, re.DOTALL)
-    assert "<code>tools</code>" in chat[1].split("ask for nothing")[1]
+    assert "<code>tools</code> (null, [])" in chat[1].split("taken only with these values")[1]
     assert re.findall(r"<td><code>(.*?)</code>", chat[1])[0] == "messages"
     assert "messages needed" in chat[1]

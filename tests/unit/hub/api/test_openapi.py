@@ -56,6 +56,10 @@ def schema_of(described: dict[str, Any], path: str) -> dict[str, Any]:
         ("/v1/audio/speech", {"input": "hi", "voice": "ann", "speed": 2}, {"input": "hi", "speed": 9}),
         ("/v1/images/generations", {"prompt": "a cat", "size": "64x64"}, {"prompt": "a cat", "size": "huge"}),
         ("/v1/images/edits", {"prompt": "a hat", "image": ["a"], "n": 2}, {"prompt": "a hat", "image": []}),
+        ("/v1/chat/completions", {"messages": [], "tools": [], "echo": None}, {"messages": [], "tools": [{}]}),
+        ("/v1/completions", {"prompt": "a", "best_of": 1, "suffix": ""}, {"prompt": "a", "best_of": 2}),
+        ("/v1/images/generations", {"prompt": "a", "quality": "auto"}, {"prompt": "a", "quality": "high"}),
+        ("/v1/images/edits", {"prompt": "a", "image": ["a"]}, {"prompt": "a", "image": ["a"], "size": None}),
     ],
 )
 def test_the_schemas_take_what_the_routes_take(described: dict[str, Any], path: str, good: Any, bad: Any) -> None:

@@ -96,6 +96,7 @@ def test_a_form_becomes_a_message_with_its_pictures_and_the_mask_a_parameter() -
         ([("image", PNG), ("prompt", "a"), ("prompt2", PNG)], "'prompt2' is a file"),
         ([("image", PNG), ("prompt", "a"), ("n", "two")], "n"),
         ([("image", PNG), ("prompt", "a"), ("n", "11")], "n"),
+        ([("image", PNG), ("prompt", "a"), ("timeout", "null")], "'timeout' is 'null', which a form can't say"),
         ([("image", PNG), ("prompt", "a"), ("partial_images", "2")], "'partial_images' needs 'stream'"),
         ([("image", PNG), ("prompt", "a"), ("response_format", "url")], "pictures come as 'b64_json'"),
         ([("image", PNG), ("prompt", "a"), ("output_format", "webp")], "'output_format' is not served here"),
