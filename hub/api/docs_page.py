@@ -67,7 +67,7 @@ def docs_page(document: Mapping[str, Any], scheme: str, host: str) -> str:
         f"<h1>{title}</h1>"
         f"<p>The HTTP API of this hub, omni-discovery {version}, in the shapes of OpenAI's clients: their "
         f"<code>base_url</code> is <code>{escape(address)}/v1</code>. For programs: "
-        '<a href="/openapi.json">/openapi.json</a>.</p>'
+        '<a href="openapi.json">/openapi.json</a>.</p>'
         "<p>Where the hub asks for a key, send it with each request: "
         "<code>-H 'Authorization: Bearer KEY'</code>.</p>"
         f"<table>{rows}</table>{sections}</body></html>\n"
