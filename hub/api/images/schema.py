@@ -156,7 +156,9 @@ def _check(request: ImageFields, neutral: dict[str, tuple[Any, ...]]) -> None:
 def _url_of(part: Part) -> str:
     """The file of a picture as a ``data:`` URL; its first bytes say its kind, whatever the client has called it."""
     if not part.is_file:
-        raise InvalidRequestError(f"'{part.name}' is the picture's file, not a text or URL; nothing is fetched")
+        raise InvalidRequestError(
+            f"'{part.name}' is a file (curl -F image=@cat.png), not a text or URL; nothing is fetched"
+        )
     kind = _kind_of(bytes(part.content[:12]))
     if not kind or (part.name == "mask" and kind != "png"):
         wanted = "a PNG" if part.name == "mask" else "a PNG, JPEG, WEBP or GIF"
