@@ -1,4 +1,4 @@
-"""Processes: the per-user folder in which they find each other's files, children that end with their parent, limits.
+"""Processes: folders of one user and of one process, children that end with their parent, limits.
 
 A folder is private if this user alone can change it and no other user can put another one in its place. That holds for
 as long as the users who own it and the folders above it want it to, so it is looked at once and then relied on.
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import grp
 import os
 import pwd
+import re
 import resource
+import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from omni_discovery.errors import ConfigError
 
@@ -26,6 +30,10 @@ _PR_SET_PDEATHSIG: Final = 1
 #: engine and hand-offs; a hub has as many, and some for each replica and each client.
 LEAST_FILES: Final = 256
 _OWN_FOLDER: Final = "set XDG_RUNTIME_DIR to a folder of your own"
+#: Where an owned folder is made if not in the temporary one: its path may be too long for a socket.
+_OTHER_PLACES: Final = ("/tmp", "/var/tmp")  # noqa: S108  (what is made there is private)
+#: Other paths would have to be quoted where they are part of an address, differently for each client.
+_PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def runtime_dir(xdg_runtime_dir: str | None) -> Path:
@@ -91,6 +99,76 @@ def check_unshared(folder: Path) -> None:
         is_guarded = each != path and status.st_mode & stat.S_ISVTX
         if not is_guarded and (status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))):
             raise ConfigError(f"others can write to {each}")
+
+
+class OwnedFolder:
+    """A private folder with a name that nobody can foresee, made in the temporary folder, for one process.
+
+    The owner holds a lock in it, and so do the forks of the owner: the kernel releases it however they end.
+    """
+
+    def __init__(self, prefix: str, socket_name: str) -> None:
+        """Make it. A socket of that name can be bound in it. Raise ConfigError with all that is in the way."""
+        failures = []
+        for place in _places():
+            try:
+                self.path, self._lock = _make_owned(place, prefix, socket_name)
+                return
+            except (OSError, ConfigError) as error:
+                failures.append(str(error))
+        raise ConfigError("; ".join(failures))
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_orphaned(prefix: str) -> None:
+    """Remove the owned folders of this user whose owners have ended without doing so."""
+    folders = (folder for place in _places() for folder in Path(place).glob(f"{prefix}{os.getuid()}-*"))
+    for folder in folders:
+        # Another user may have made one with such a name, and a pipe in it.
+        if not is_private(folder):
+            continue
+        with contextlib.suppress(OSError), (folder / "owner").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _places() -> list[str]:
+    return list(dict.fromkeys((tempfile.gettempdir(), *_OTHER_PLACES)))
+
+
+def _make_owned(place: str, prefix: str, socket_name: str) -> tuple[Path, IO[bytes]]:
+    if not _PLAIN_PATH.fullmatch(place):
+        raise ConfigError(f"{place} has characters that the address of a socket may not have")
+    check_parents(Path(place))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getuid()}-", dir=place))
+    try:
+        _check_socket(folder / socket_name)
+        return folder, _lock_folder(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_socket(path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+    except OSError as error:
+        raise ConfigError(f"no socket can be made in {path.parent.parent}: {error}") from error
+    path.unlink()
+
+
+def _lock_folder(folder: Path) -> IO[bytes]:
+    unnamed = folder / "owner.new"
+    lock = unnamed.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Named only once it is locked: another start, which looks for orphans, must not find it free.
+    unnamed.rename(folder / "owner")
+    return lock
 
 
 def _is_own_group(gid: int) -> bool:

@@ -142,8 +142,12 @@ class Supervisor:
         waits: Waits | None = None,
         export: Callable[[Sample], None] | None = None,
         shared_output_fd: int | None = None,
+        tidy: Callable[[], None] = lambda: None,
     ) -> None:
-        """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none."""
+        """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none.
+
+        ``tidy`` removes what processes left that were killed: called at the start and behind each end.
+        """
         self._config = config
         #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
         self._waits = waits
@@ -162,6 +166,7 @@ class Supervisor:
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
         self._selector = selectors.DefaultSelector()
+        self._tidy = tidy
         self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
         self._readiness = ReadinessLog(time.monotonic())
         #: When the remaining replicas are killed; None until this supervisor is stopped.
@@ -169,6 +174,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Keep the replicas running until a signal, or until none can be kept up; return the exit code."""
+        self._tidy()
         with _SignalPipe((signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)) as signals:
             self._selector.register(signals.receiver, selectors.EVENT_READ)
             if self._shared is not None:
@@ -181,6 +187,7 @@ class Supervisor:
             finally:
                 self._kill_all()
                 self._launcher.close()
+                self._tidy()
                 self._selector.close()
                 if self._waits is not None:
                     self._waits.close()
@@ -311,6 +318,7 @@ class Supervisor:
         slot.find_pid()
         self._unregister(child.output_fd)
         os.close(child.output_fd)
+        self._tidy()
         slot.child = slot.replica_id = None
         self._export_at_s = 0.0
         self._handle_end(slot, code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +14,14 @@ from omni_discovery import processes
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import (
     LEAST_FILES,
+    OwnedFolder,
     check_parents,
     check_unshared,
     is_private,
     make_private,
     open_private,
     raise_descriptor_limit,
+    remove_orphaned,
 )
 from tests.support.other_user import NOBODY, require_root
 
@@ -154,3 +157,44 @@ def test_a_folder_of_another_user_is_not_unshared(tmp_path: Path) -> None:
     os.chown(tmp_path, NOBODY, -1)
     with pytest.raises(ConfigError, match="belongs to user"):
         check_unshared(tmp_path)
+
+
+def test_an_owned_folder_is_removed_when_its_owner_and_its_forks_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. it stays while a process lives that was forked from its owner
+    2. when that is killed, it goes; another user's of such a name stays
+    """
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    foreign = tmp_path / f"test-{os.getuid()}-foreign"
+    foreign.mkdir()
+    (foreign / "owner").touch()
+    foreign.chmod(0o777)
+    owned = OwnedFolder("test-", "s")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    owned._lock.close()
+    remove_orphaned("test-")
+    assert owned.path.exists()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    remove_orphaned("test-")
+    assert not owned.path.exists()
+    assert foreign.exists()
+    owned.remove()
+
+
+def test_an_owned_folder_that_can_be_made_nowhere_says_why_for_each_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "white space").mkdir()
+    places = [str(tmp_path / name) for name in ("open", "white space", "missing", "n" * 100)]
+    (tmp_path / ("n" * 100)).mkdir()
+    monkeypatch.setattr(processes, "_places", lambda: places)
+    why = r"others can write to .*/open.*characters.*missing.*no socket can be made in .*nnn"
+    with pytest.raises(ConfigError, match=why):
+        OwnedFolder("test-", "s")
+    assert [list(Path(place).iterdir()) for place in (places[0], places[1], places[3])] == [[], [], []]

@@ -1,0 +1,100 @@
+"""The temporary folder of one process, and where it keeps compiled code."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stage_runtime import private_folders as module
+from stage_runtime.private_folders import private_folders, remove_left_folders
+
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder as /tmp is, named by TMPDIR."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setenv("TMPDIR", name)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        for variable in CACHES:
+            monkeypatch.delenv(variable, raising=False)
+        yield folder
+
+
+@pytest.mark.attack("E10")
+def test_a_process_has_a_folder_that_only_its_user_enters_and_it_goes_with_it(shared: Path, tmp_path: Path) -> None:
+    before = dict(os.environ)
+    with private_folders(os.environ):
+        folder = Path(tempfile.gettempdir())
+        assert folder.parent == shared
+        assert os.environ["TMPDIR"] == str(folder)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        names = [tmp_path / "cache" / "omni" / name for name in ("torchinductor", "triton")]
+        assert [os.environ[variable] for variable in CACHES] == list(map(str, names))
+        assert [stat.S_IMODE(name.stat().st_mode) for name in names] == [0o700, 0o700]
+        remove_left_folders()
+        assert folder.exists()
+    assert not folder.exists()
+    assert dict(os.environ) == before
+    assert tempfile.gettempdir() == str(shared)
+
+
+def test_a_folder_of_the_operators_own_stays_and_so_do_the_caches_he_names(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shared / "own"
+    own.mkdir(0o700)
+    monkeypatch.setenv("TMPDIR", str(own))
+    for variable in CACHES:
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    before = dict(os.environ)
+    with private_folders(os.environ):
+        assert dict(os.environ) == before
+        assert tempfile.gettempdir() == str(own)
+    assert list(own.iterdir()) == []
+
+
+def test_a_folder_that_others_write_to_is_none_of_the_operators_own(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_to_all = shared / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    monkeypatch.setenv("TMPDIR", str(open_to_all))
+    with private_folders(os.environ):
+        folder = Path(tempfile.gettempdir())
+        assert open_to_all not in folder.parents
+        assert folder.name.startswith("omni-tmp-")
+
+
+def test_a_cache_that_others_write_to_is_not_used(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    with private_folders(os.environ):
+        for variable in CACHES:
+            assert Path(os.environ[variable]).parent == Path(tempfile.gettempdir())
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    with private_folders(os.environ):
+        assert Path(os.environ[CACHES[0]]).parent == Path(tempfile.gettempdir())
+
+
+def test_a_path_too_long_for_vllms_sockets_is_not_used(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = shared / ("n" * 80)
+    long.mkdir()
+    long.chmod(0o1777)
+    monkeypatch.setenv("TMPDIR", str(long))
+    with private_folders(os.environ):
+        folder = Path(tempfile.gettempdir())
+        assert long not in folder.parents
+        assert len(str(folder / module._SOCKET_NAME)) <= 107
