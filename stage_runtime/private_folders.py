@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.processes import OwnedFolder, check_unshared, remove_orphaned
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ _CACHES: Final = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR"
 def private_folders(environment: MutableMapping[str, str]) -> Iterator[None]:
     """Have what this process loads use folders that no other user can write to; what the operator has set stays.
 
-    ``environment`` is this process's own; it is as before afterwards. Raise ConfigError if no folder can be made.
+    ``environment`` is this process's own; it is as before afterwards. Raise ConfigError if no folder can be made, or
+    another OmniError if that may pass: a start is tried again.
     """
     former = dict(environment)
     tempfile.tempdir = None
@@ -52,16 +53,18 @@ def private_folders(environment: MutableMapping[str, str]) -> Iterator[None]:
             folder.remove()
 
 
-def remove_left_folders() -> None:
-    """Remove the temporary folders of processes of this user that were killed."""
-    remove_orphaned(_PREFIX)
+def remove_left_folders() -> bool:
+    """Remove the temporary folders of processes of this user that were killed. False: call it again some time."""
+    return remove_orphaned(_PREFIX)
 
 
 def _make_folder() -> OwnedFolder:
     try:
         return OwnedFolder(_PREFIX, _SOCKET_NAME)
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         raise ConfigError(f"no temporary folder for this process; set TMPDIR to one of your own: {error}") from error
+    except OSError as error:
+        raise OmniError(f"no temporary folder for this process now: {error}") from error
 
 
 def _kept_folder(environment: MutableMapping[str, str], name: str) -> Path:

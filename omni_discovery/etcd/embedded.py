@@ -242,7 +242,7 @@ def _flags(data: Path) -> list[str]:
 def _make_folder() -> OwnedFolder:
     try:
         return OwnedFolder(_FOLDER_PREFIX, _CLIENTS)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         raise EmbeddedEtcdError(f"no folder for the embedded etcd; set TMPDIR to one of your own: {error}") from error
 
 

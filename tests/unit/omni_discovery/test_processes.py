@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -198,3 +200,60 @@ def test_an_owned_folder_that_can_be_made_nowhere_says_why_for_each_place(
     with pytest.raises(ConfigError, match=why):
         OwnedFolder("test-", "s")
     assert [list(Path(place).iterdir()) for place in (places[0], places[1], places[3])] == [[], [], []]
+
+
+@contextmanager
+def descriptors_to_spare(count: int) -> Iterator[None]:
+    """So many files more may be opened by this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probes = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+    for each in probes:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probes[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.attack("D2")
+@pytest.mark.parametrize("spare", range(6))
+def test_what_is_left_for_want_of_descriptors_is_found_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    """1. an orphan with files and folders in it; no call raises, however few descriptors there are
+    2. what is left keeps its lock's file, so that the next call knows it for an orphan
+    """
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    owned = OwnedFolder("test-", "s")
+    (owned.path / "below" / "further").mkdir(parents=True)
+    (owned.path / "below" / "further" / "file").touch()
+    (owned.path / "file").touch()
+    (owned.path / "link").symlink_to(tmp_path)
+    owned._lock.close()
+    with descriptors_to_spare(spare):
+        is_done = remove_orphaned("test-")
+    assert is_done == (not owned.path.exists())
+    assert is_done or (owned.path / "owner").exists()
+    assert is_done or spare < 5
+    assert not is_done or spare > 0
+    assert remove_orphaned("test-")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.attack("D2")
+def test_a_folder_that_could_not_be_made_for_want_of_descriptors_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    with descriptors_to_spare(0), pytest.raises(OSError, match="Too many open files"):
+        OwnedFolder("test-", "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_descriptor_the_places_beside_the_temporary_folder_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary folder is found by making a file in it."""
+    monkeypatch.setattr(processes.tempfile, "tempdir", None)
+    with descriptors_to_spare(0):
+        assert not remove_orphaned("test-")
+    assert remove_orphaned("test-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from omni_discovery import processes
+from omni_discovery.errors import ConfigError, OmniError
 from stage_runtime import private_folders as module
 from stage_runtime.private_folders import private_folders, remove_left_folders
 
@@ -98,3 +101,17 @@ def test_a_path_too_long_for_vllms_sockets_is_not_used(shared: Path, monkeypatch
         folder = Path(tempfile.gettempdir())
         assert long not in folder.parents
         assert len(str(folder / module._SOCKET_NAME)) <= 107
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC])
+def test_a_shortage_is_no_wrong_configuration(shared: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A supervisor would not try a wrong configuration again for a while, and a hub never."""
+
+    def fail(**_: object) -> str:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(processes.tempfile, "mkdtemp", fail)
+    with pytest.raises(OmniError, match=os.strerror(number)) as raised, private_folders(os.environ):
+        pass
+    assert not isinstance(raised.value, ConfigError)
+    assert os.environ["TMPDIR"] == str(shared)
