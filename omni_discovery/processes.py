@@ -99,6 +99,7 @@ def check_unshared(folder: Path) -> None:
 
     The group that many systems make for each user may write there, as long as nobody else is in it.
     """
+    _check_links(folder.absolute() / "name", "")
     path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
     for each in (*reversed(path.parents), path):
         status = each.stat()
@@ -248,14 +249,14 @@ def _is_own_group(gid: int) -> bool:
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _check_links(folder: Path) -> Path:
+def _check_links(folder: Path, advice: str = f": {_OWN_FOLDER}") -> Path:
     """``folder``, absolute. Raise ConfigError if a link on the way to it was made by another user."""
     folder, trusted = folder.absolute(), _trusted_owners()
     for path in reversed(folder.parents):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
-                raise ConfigError(f"{path} is a link made by {_user(status.st_uid)}: {_OWN_FOLDER}")
+                raise ConfigError(f"{path} is a link made by {_user(status.st_uid)}{advice}")
     return folder
 
 

@@ -1,7 +1,8 @@
 """Folders of a process that loads an engine: a temporary one of its own, and those where it keeps compiled code.
 
 In the temporary folder that all users share, torch and vLLM use names that others can foresee: of locks, which others
-can hold, and of code that is loaded again, which others can write first.
+can hold, and of code that is loaded again, which others can write first. The same goes for caches below a home folder
+or an ``XDG_CACHE_HOME`` that others can write to, such as ``HOME=/tmp`` in a container.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -22,8 +23,13 @@ logger = logging.getLogger(__name__)
 _PREFIX: Final = "omni-tmp-"
 #: As long as the names of vLLM's sockets, which are UUIDs.
 _SOCKET_NAME: Final = "-" * 36
-#: The folders for compiled code by the variables that name them.
-_CACHES: Final = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+#: The folders for compiled code that are by default in the temporary folder or in the home, by their variables.
+_MOVED: Final = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+#: Those that are by default in the user's cache, which stay there if others can't write to them.
+_IN_CACHE: Final = {"VLLM_CACHE_ROOT": "vllm", "TORCH_EXTENSIONS_DIR": "torch_extensions"}
+#: Where FlashInfer has its ``.cache``, whatever XDG_CACHE_HOME says.
+_FLASHINFER: Final = "FLASHINFER_WORKSPACE_BASE"
+_CACHES: Final = (*_MOVED, *_IN_CACHE, _FLASHINFER)
 
 
 @contextmanager
@@ -39,9 +45,7 @@ def private_folders(environment: MutableMapping[str, str]) -> Iterator[None]:
     try:
         if folder is not None:
             environment["TMPDIR"] = tempfile.tempdir = str(folder.path)
-        for variable, name in _CACHES.items():
-            if not environment.get(variable):
-                environment[variable] = str(_kept_folder(environment, name))
+        environment.update(_caches(environment))
         yield
     finally:
         for variable in ("TMPDIR", *_CACHES):
@@ -67,21 +71,41 @@ def _make_folder() -> OwnedFolder:
         raise OmniError(f"no temporary folder for this process now: {error}") from error
 
 
-def _kept_folder(environment: MutableMapping[str, str], name: str) -> Path:
-    """A folder in the user's cache, as other users can't write to it; else one that goes with this process."""
-    root = Path(environment.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    folder = root / "omni" / name
-    try:
-        if not root.is_absolute():
-            raise ConfigError(f"{root} is no absolute path")
+def _caches(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the variables of caches are to be; those that the operator has set, or whose default is safe, are absent."""
+    # Where no home is known this is no absolute path, and the libraries write below "./~".
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111
+    root = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    moved = {variable: root / "omni" / name for variable, name in _MOVED.items()}
+    defaults = {variable: root / name for variable, name in _IN_CACHE.items()}
+    defaults[_FLASHINFER] = home / ".cache" / "flashinfer"
+    settings = {}
+    for variable, folder in (moved | defaults).items():
+        if environment.get(variable):
+            continue
+        try:
+            _check_cache(folder, make=variable in moved)
+        except (ConfigError, OSError) as error:
+            text = "cache.not_kept name=%s: %s; set HOME and XDG_CACHE_HOME to folders of your own"
+            logger.info(text, folder.name, error)
+            settings[variable] = str(Path(tempfile.gettempdir()) / folder.name)
+        else:
+            if variable in moved:
+                settings[variable] = str(folder)
+    return settings
+
+
+def _check_cache(folder: Path, *, make: bool) -> None:
+    """Raise ConfigError or OSError if another user could put a file there, or, if it is to be made, this user can't."""
+    if not folder.is_absolute():
+        raise ConfigError(f"{folder} is no absolute path")
+    if make:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_unshared(folder)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"{folder} can't be written to")
-    except (ConfigError, OSError, RuntimeError) as error:
-        logger.info("cache.not_kept name=%s: %s; set XDG_CACHE_HOME to a folder of your own", name, error)
-        return Path(tempfile.gettempdir()) / name
-    return folder
+    # Of a folder that is still to be made, the one in which that happens.
+    present = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    check_unshared(present)
+    if make and not os.access(present, os.W_OK | os.X_OK):
+        raise ConfigError(f"{present} can't be written to")
 
 
 def _is_unshared(folder: str) -> bool:

@@ -7,6 +7,7 @@ import os
 import tempfile
 
 import msgspec
+import vllm.envs
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from vllm.model_executor.model_loader.weight_utils import get_lock
 
@@ -25,6 +26,7 @@ def used(_: Nothing) -> str:
             "temporary": tempfile.gettempdir(),
             "torch": cache_dir(),
             "triton": os.environ["TRITON_CACHE_DIR"],
+            "vllm": vllm.envs.VLLM_CACHE_ROOT,
             "lock": lock.lock_file,
         }
     return json.dumps(folders)

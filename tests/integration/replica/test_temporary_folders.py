@@ -54,10 +54,12 @@ def folders(shared: Path) -> set[Path]:
 def test_what_another_user_put_into_tmp_is_neither_loaded_nor_waited_for(
     endpoint: str, namespace: str, tmp_path: Path, shared: Path
 ) -> None:
-    """1. nobody makes torch's cache, and vLLM's lock of a model, which is held
+    """1. nobody makes torch's cache, and vLLM's lock of a model, which is held; vLLM's cache belongs to nobody, too
     2. the replica's process uses a folder of its own, keeps compiled code in the user's, and takes the lock
     """
     require_root()
+    (tmp_path / "cache" / "vllm").mkdir(parents=True)
+    os.chown(tmp_path / "cache" / "vllm", NOBODY, -1)
     lock = shared / f"{hashlib.sha256(MODEL.replace('/', '-').encode()).hexdigest()}{MODEL.replace('/', '-')}.lock"
 
     def plant() -> None:
@@ -86,6 +88,7 @@ def test_what_another_user_put_into_tmp_is_neither_loaded_nor_waited_for(
         assert stat.S_IMODE(own.stat().st_mode) == 0o700
         assert own.stat().st_uid == os.getuid()
         assert Path(used["lock"]).parent == own
+        assert used["vllm"] == str(own / "vllm")
         assert [used["torch"], used["triton"]] == [
             str(tmp_path / "cache" / "omni" / name) for name in ("torchinductor", "triton")
         ]

@@ -161,6 +161,17 @@ def test_a_folder_of_another_user_is_not_unshared(tmp_path: Path) -> None:
         check_unshared(tmp_path)
 
 
+def test_a_folder_behind_a_link_of_another_user_is_not_unshared(tmp_path: Path) -> None:
+    require_root()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    check_unshared(tmp_path / "link")
+    os.lchown(tmp_path / "link", NOBODY, -1)
+    for folder in (tmp_path / "link", tmp_path / "link" / "below"):
+        with pytest.raises(ConfigError, match=r"is a link made by user [^:]*$"):
+            check_unshared(folder)
+
+
 def test_an_owned_folder_is_removed_when_its_owner_and_its_forks_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

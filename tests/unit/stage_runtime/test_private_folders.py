@@ -15,8 +15,12 @@ from omni_discovery import processes
 from omni_discovery.errors import ConfigError, OmniError
 from stage_runtime import private_folders as module
 from stage_runtime.private_folders import private_folders, remove_left_folders
+from tests.support.other_user import NOBODY, require_root
 
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+#: Those that are in the user's cache by default.
+IN_CACHE = {"VLLM_CACHE_ROOT": "vllm", "TORCH_EXTENSIONS_DIR": "torch_extensions"}
+FLASHINFER = "FLASHINFER_WORKSPACE_BASE"
 
 
 @pytest.fixture
@@ -28,7 +32,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setattr(tempfile, "tempdir", None)
         monkeypatch.setenv("TMPDIR", name)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        for variable in CACHES:
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        for variable in (*CACHES, *IN_CACHE, FLASHINFER):
             monkeypatch.delenv(variable, raising=False)
         yield folder
 
@@ -115,3 +120,57 @@ def test_a_shortage_is_no_wrong_configuration(shared: Path, monkeypatch: pytest.
         pass
     assert not isinstance(raised.value, ConfigError)
     assert os.environ["TMPDIR"] == str(shared)
+
+
+def test_caches_in_a_folder_of_the_users_own_stay_where_they_are(shared: Path, tmp_path: Path) -> None:
+    """Also one that was made before and is read-only, as in an image; and nothing is made for those not in use."""
+    (tmp_path / "cache" / "vllm").mkdir(parents=True)
+    (tmp_path / "cache" / "vllm").chmod(0o555)
+    with private_folders(os.environ):
+        assert not {*IN_CACHE, FLASHINFER} & set(os.environ)
+    assert {each.name for each in (tmp_path / "cache").iterdir()} == {"omni", "vllm"}
+
+
+@pytest.mark.attack("E10")
+@pytest.mark.parametrize("planted", [False, True])
+def test_below_a_home_that_others_write_to_no_cache_is_loaded(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    """HOME=/tmp, as in containers without users: others can be first there, or were."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(shared))
+    if planted:
+        require_root()
+        for path in (shared / ".cache", *(shared / ".cache" / name for name in (*IN_CACHE.values(), "flashinfer"))):
+            path.mkdir()
+            os.chown(path, NOBODY, -1)
+    with private_folders(os.environ):
+        own = Path(tempfile.gettempdir())
+        used = {each: Path(os.environ[each]).parent for each in (*CACHES, *IN_CACHE, FLASHINFER) if each in os.environ}
+        # What is not set is below a folder that was made for the first two, and is the user's.
+        assert used == dict.fromkeys((*CACHES, *IN_CACHE, FLASHINFER), own) if planted else set(used) == set(CACHES)
+        assert planted or (shared / ".cache").stat().st_mode & 0o022 == 0
+
+
+@pytest.mark.attack("E10")
+def test_a_link_that_another_user_can_point_elsewhere_leads_to_no_cache(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_root()
+    (tmp_path / "private").mkdir()
+    (shared / "link").symlink_to(tmp_path / "private")
+    os.lchown(shared / "link", NOBODY, -1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared / "link"))
+    with private_folders(os.environ):
+        for variable in (*CACHES, *IN_CACHE):
+            assert Path(os.environ[variable]).parent == Path(tempfile.gettempdir())
+
+
+def test_without_a_home_nothing_is_loaded_from_the_folder_it_was_started_in(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    with private_folders(os.environ):
+        for variable in (*CACHES, *IN_CACHE, FLASHINFER):
+            assert Path(os.environ[variable]).parent == Path(tempfile.gettempdir())
