@@ -23,6 +23,7 @@ from hub.api.errors import error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
+from hub.api.generation.timings import server_timing
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import OmniError, RequestError
 
@@ -104,6 +105,13 @@ class Route:
     def generation(self, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> Generation:
         """Begin these requests when the first output is asked for."""
         return Generation(self.omni, came, fields, asks)
+
+    def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:
+        """A whole answer with its timings. ``received_at_s``: when its last output came, on ``time.perf_counter``."""
+        out_s = time.perf_counter() - received_at_s
+        self.omni.hub_metrics.observe_out(out_s)
+        headers = {"Server-Timing": server_timing({**timings_s, "hub_out": out_s}), **stale_header(self.omni)}
+        return Response(body, media_type="application/json", headers=headers)
 
 
 class Generation:
