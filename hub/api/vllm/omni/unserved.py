@@ -21,7 +21,7 @@ _PATHS: Final[Mapping[str, str]] = {
     "/v1/realtime": _NO_SOUND,
     "/v1/duplex": _NO_SOUND,
     "/v1/video/": _NO_SOUND,
-    "/v1/images/edits": "no stage of this pipeline takes pictures; /v1/images/generations draws from text",
+    "/v1/images/edits": "vLLM-Omni's server reads, and fetches, what a form names; --api omni changes pictures here",
     "/v1/audio/generate": "no stage here makes sound by diffusion; /v1/audio/speech says a text",
     "/generative_scoring": "no stage of this pipeline scores texts; --api vllm serves one that does",
     "/v1/omni/": _OPERATORS,

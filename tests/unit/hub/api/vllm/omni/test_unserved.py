@@ -20,7 +20,7 @@ BOTH = ("audio", "image")
         ("GET", "/v1/realtime", "reads sound"),
         ("POST", "/v1/realtime/sessions", "reads sound"),
         ("GET", "/v1/duplex", "reads sound"),
-        ("POST", "/v1/images/edits", "/v1/images/generations draws"),
+        ("POST", "/v1/images/edits", "--api omni changes pictures"),
         ("POST", "/v1/audio/voices", "this hub alone"),
         ("DELETE", "/v1/audio/voices/me", "this hub alone"),
         ("POST", "/v1/omni/sleep", "operators"),
