@@ -75,7 +75,7 @@ class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 #: The neutral values of each field, in addition to null.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -97,7 +97,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def parse_chat(body: bytes, links: MediaLinks = NO_LINKS) -> ChatRequest:
     """Read and check a request body; ``links`` are allowed. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    check_neutral(request, _NEUTRAL)
+    check_neutral(request, NEUTRAL)
     if not request.messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
     check_messages(request.messages, links)
