@@ -23,6 +23,7 @@ from omni_discovery.view.mass_loss import MassLossGuard
 from omni_discovery.view.table import View, live_hubs
 
 if TYPE_CHECKING:
+    from hub.pool.entry import Entry
     from hub.pool.versions import Pools
     from hub.replicas.stage_client import StageClient
     from omni_discovery.view.table import Delta, ReplicaId
@@ -264,15 +265,19 @@ class Membership:
 
     def _answers(self, info: ReplicaInfo) -> bool:
         """Whether this life of a replica has a session now."""
-        entry = self._pools.of(info).core.members.entries.get(info.input_addr)
-        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
-        return is_known and entry is not None and entry.answers
+        entry = self._entry_of(info)
+        return entry is not None and entry.answers
 
     def _life_has_answered(self, info: ReplicaInfo) -> bool:
         """Whether this life of a replica has ever had a session."""
+        entry = self._entry_of(info)
+        return entry is not None and entry.first_up_s is not None
+
+    def _entry_of(self, info: ReplicaInfo) -> Entry | None:
+        """The pool's entry of this life of a replica; None if another life has its address, or nobody."""
         entry = self._pools.of(info).core.members.entries.get(info.input_addr)
-        is_known = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
-        return is_known and entry is not None and entry.first_up_s is not None
+        is_same = entry is not None and (entry.info.replica_id, entry.info.epoch) == (info.replica_id, info.epoch)
+        return entry if is_same else None
 
     def _has_answered(self, addr: str) -> bool:
         """Whether the client of an address has ever had a session, or is gone."""

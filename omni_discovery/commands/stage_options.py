@@ -11,7 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -149,23 +149,17 @@ def check_stage(check: StageCheck, environment: Mapping[str, str]) -> StageDevic
     Return what it tells of the devices, None if it can't be read. Raise ConfigError. Warnings are printed.
     """
     stage, python = check.stage, check.stage.runtime.own_python
-    config_fd = open_config(check)
     try:
-        ended = subprocess.run(
-            stage_command(config_fd, stage.stage_id, "--check", python=python),
-            stdin=subprocess.DEVNULL,
-            pass_fds=(config_fd,),
-            env=dict(environment),
-            capture_output=True,
-            timeout=_CHECK_S,
-            check=False,
+        ended = run_with_config(
+            lambda config_fd: stage_command(config_fd, stage.stage_id, "--check", python=python),
+            check,
+            environment,
+            _CHECK_S,
         )
     except OSError as error:
         raise ConfigError(f"stage {stage.stage_id}: runtime.python {python} can't be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"stage {stage.stage_id}: its engine can't be imported within {_CHECK_S:g} s") from error
-    finally:
-        os.close(config_fd)
     said = ended.stderr.decode("utf-8", "replace")
     if not ended.returncode:
         sys.stderr.write(said)
@@ -193,6 +187,28 @@ def open_config(config: msgspec.Struct) -> int:
         file.write(msgspec.json.encode(config))
     os.lseek(config_fd, 0, os.SEEK_SET)
     return config_fd
+
+
+def run_with_config(
+    command: Callable[[int], Sequence[str]], config: msgspec.Struct, environment: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a process that reads ``config`` by ``read_config``, to its end. ``command`` gives its line for a descriptor.
+
+    Raise OSError if it can't be run, subprocess.TimeoutExpired after ``timeout_s``.
+    """
+    config_fd = open_config(config)
+    try:
+        return subprocess.run(
+            command(config_fd),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(config_fd,),
+            env=dict(environment),
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    finally:
+        os.close(config_fd)
 
 
 def read_config(config_fd: int, kind: type[T]) -> T:

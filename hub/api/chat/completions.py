@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ from hub.api.chat.schema import ChatRequest, chat_params, parse_chat, refuse_emb
 from hub.api.errors import describe
 from hub.api.generation.fields import with_seed
 from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
-from hub.api.generation.timings import server_timing
 from hub.api.generation.usage import Usage
 from omni_discovery.errors import InvalidRequestError, OmniError
 
@@ -77,11 +75,7 @@ class ChatCompletions:
         if generation.has_left:
             return generation.left_response
         body = await answer.body(timings=chat.include_timings)
-        out_s = time.perf_counter() - answer.received_at_s
-        self._omni.hub_metrics.observe_out(out_s)
-        timing = server_timing({**answer.timings_s, "hub_out": out_s})
-        headers = {"Server-Timing": timing, **stale_header(self._omni)}
-        return Response(body, media_type="application/json", headers=headers)
+        return self._route.whole(body, answer.received_at_s, answer.timings_s)
 
     async def _streamed(self, chat: ChatRequest, answer: StreamedAnswer, generation: Generation) -> Response:
         # The first output decides the status: an error before it is an ordinary error answer.

@@ -74,7 +74,7 @@ class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 #: The neutral values of each field, in addition to null.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -96,7 +96,7 @@ _decoder = msgspec.json.Decoder(ChatRequest)
 def parse_chat(body: bytes) -> ChatRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    check_neutral(request, _NEUTRAL)
+    check_neutral(request, NEUTRAL)
     if not request.messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
     check_messages(request.messages)

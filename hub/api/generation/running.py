@@ -23,6 +23,8 @@ from hub.api.errors import error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
+from hub.api.generation.timings import server_timing
+from hub.api.protocols import cut_answer
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import OmniError, RequestError
 
@@ -82,13 +84,14 @@ class Route:
         request: Request,
         parse: Callable[[bytes], _Fields],
         respond: Callable[[_Fields, Came], Awaitable[Response]],
+        content_type: str = "application/json",
     ) -> Response:
-        """Read a body, check it, and have it answered; an OmniError becomes an answer, too."""
+        """Read a body of this type, check it, and have it answered; an OmniError becomes an answer, too."""
         exchange = exchange_of(request.scope)
         exchange.request_id = f"{self._prefix}-{exchange.request_id}"
         try:
             with self.omni.rejections.counted():
-                check_content_type(request)
+                check_content_type(request, content_type)
                 body = await read_body(request)
                 received_s = time.perf_counter()
                 fields = parse(body)
@@ -104,6 +107,13 @@ class Route:
     def generation(self, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> Generation:
         """Begin these requests when the first output is asked for."""
         return Generation(self.omni, came, fields, asks)
+
+    def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:
+        """A whole answer with its timings. ``received_at_s``: when its last output came, on ``time.perf_counter``."""
+        out_s = time.perf_counter() - received_at_s
+        self.omni.hub_metrics.observe_out(out_s)
+        headers = {"Server-Timing": server_timing({**timings_s, "hub_out": out_s}), **stale_header(self.omni)}
+        return Response(body, media_type="application/json", headers=headers)
 
 
 class Generation:
@@ -244,8 +254,7 @@ class GenerationStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except CutShortError:
-            # The server closes the connection of an answer that has no end.
-            pass
+            cut_answer(scope)
         finally:
             await self._generation.close()
 

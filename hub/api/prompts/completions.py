@@ -21,7 +21,7 @@ from hub.api.generation.fields import (
     with_seed,
 )
 from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
-from hub.api.generation.timings import server_timing, shown_timings
+from hub.api.generation.timings import shown_timings
 from hub.api.generation.usage import Usage
 from omni_discovery.errors import InvalidRequestError, OmniError
 
@@ -66,7 +66,7 @@ def _is_token_ids(value: Any) -> bool:
 
 
 #: The neutral values of each field, in addition to null.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -74,7 +74,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 def parse_completion(body: bytes) -> CompletionRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    check_neutral(request, _NEUTRAL)
+    check_neutral(request, NEUTRAL)
     answers = len(request.prompts) * (request.n or 1)
     if answers > MOST_ANSWERS:
         raise InvalidRequestError(f"{answers} answers were asked for, 'n' for each prompt; {MOST_ANSWERS} are the most")
@@ -124,11 +124,7 @@ class Completions:
         choices = [answer.choice(number, texts[number]) for number in sorted(texts)]
         counts = {"usage": answer.usage.shown(), **answer.timings()}
         body = msgspec.json.encode({**answer.head, "choices": choices, **counts})
-        out_s = time.perf_counter() - received_at_s
-        self._omni.hub_metrics.observe_out(out_s)
-        timing = server_timing({**answer.timings_s, "hub_out": out_s})
-        headers = {"Server-Timing": timing, **stale_header(self._omni)}
-        return Response(body, media_type="application/json", headers=headers)
+        return self._route.whole(body, received_at_s, answer.timings_s)
 
 
 class _Completion:

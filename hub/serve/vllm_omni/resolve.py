@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from omni_discovery.commands.registry import child_environment
-from omni_discovery.commands.stage_options import open_config
+from omni_discovery.commands.stage_options import run_with_config
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.deploy.overrides import of_this_host, parse_overrides
 from omni_discovery.deploy.resolution import ResolveRequest, is_peers, read_answer
@@ -121,23 +121,13 @@ def resolve_document(python: str, request: ResolveRequest) -> DeployConfig:
 
 
 def _ask(python: str, request: ResolveRequest) -> bytes:
-    config_fd = open_config(request)
+    command = [python, "-u", "-P", "-m", "stage_runtime", "--resolve", "--config-fd"]
     try:
-        ended = subprocess.run(
-            [python, "-u", "-P", "-m", "stage_runtime", "--resolve", "--config-fd", str(config_fd)],
-            stdin=subprocess.DEVNULL,
-            pass_fds=(config_fd,),
-            env=child_environment(),
-            capture_output=True,
-            timeout=_RESOLVE_S,
-            check=False,
-        )
+        ended = run_with_config(lambda config_fd: [*command, str(config_fd)], request, child_environment(), _RESOLVE_S)
     except OSError as error:
         raise ConfigError(f"{FLAG} {python} can't be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{python}: vLLM-Omni has not resolved {request.model} within {_RESOLVE_S:g} s") from error
-    finally:
-        os.close(config_fd)
     if not ended.returncode:
         return ended.stdout
     said = ended.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,9 +10,9 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
+from stage_runtime.engines.base import Report, check_model_folder, checked_args
 from stage_runtime.engines.pictures.drawer import PictureDrawer
-from stage_runtime.engines.pictures.request import Traits, read_picture
+from stage_runtime.engines.pictures.engine import PictureEngine
 
 
 class DiffusersArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -33,10 +32,11 @@ class DiffusersArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     call_args: dict[str, Any] = {}
 
 
-class DiffusersEngine:
+class DiffusersEngine(PictureEngine):
     """One pipeline, drawing one batch at a time. The constructor raises ConfigError for a model that can't be used."""
 
     def __init__(self, stage: StageConfig) -> None:
+        super().__init__()
         self._stage = stage
         self._where = f"stage {stage.stage_id}"
         self._args = checked_args(stage, DiffusersArgs)
@@ -50,25 +50,11 @@ class DiffusersEngine:
                 f"{self._where}: the model {stage.model!r} needs the package 'diffusers': "
                 "pip install 'omni-discovery[diffusers]'"
             )
-        #: See DescribedEngine.
-        self.model_details: dict[str, str] = {}
-        self._traits: Traits | None = None
-        self._drawer: PictureDrawer | None = None
 
     @property
     def capacity(self) -> int:
         """See Engine. The largest batch, in pictures."""
         return self._args.capacity
-
-    @property
-    def modality(self) -> str:
-        """See Engine."""
-        return "image"
-
-    @property
-    def not_resumable(self) -> None:
-        """See Engine. A second attempt draws the picture again, from the same seed."""
-        return None
 
     @property
     def takes_companions(self) -> bool:
@@ -101,43 +87,7 @@ class DiffusersEngine:
         report("loading the model", 0.4)
         folder = fetch(source)
         pipe = load(folder, source)
-        self._traits = traits_of(pipe, source, self._args.call_args, self._args.max_side_px)
+        traits = traits_of(pipe, source, self._args.call_args, self._args.max_side_px)
         self.model_details = {"dtype": source.dtype, "revision": revision_of(folder)}
-        pipeline = Pipeline(pipe, self._traits, source, self._args.call_args)
-        self._drawer = PictureDrawer(self._args.capacity, pipeline.draw, pipeline.is_lost)
-
-    def add(self, request: StageRequest) -> None:
-        """See Engine."""
-        drawer, traits = self._drawer, self._traits
-        if drawer is None or traits is None:
-            raise RuntimeError("the engine is not loaded")
-        drawer.add(request.key, read_picture(request, traits), request.priority)
-
-    def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each segment is a picture of its own."""
-        self.add(request)
-
-    def abort(self, key: str) -> None:
-        """See Engine. The batch goes on for its other requests; without any, it ends after its present step."""
-        if self._drawer is not None:
-            self._drawer.abort(key)
-
-    def has_unfinished(self) -> bool:
-        """See Engine."""
-        return self._drawer is not None and self._drawer.has_unfinished()
-
-    def moved_at_s(self) -> float:
-        """See ThreadedEngine."""
-        return time.monotonic() if self._drawer is None else self._drawer.moved_at_s()
-
-    def step(self) -> list[EngineOutput]:
-        """See Engine. Waits up to 20 ms for events of the pipeline."""
-        if self._drawer is None:
-            raise RuntimeError("the engine is not loaded")
-        return self._drawer.step()
-
-    def close(self) -> None:
-        """See Engine."""
-        drawer, self._drawer = self._drawer, None
-        if drawer is not None:
-            drawer.close()
+        pipeline = Pipeline(pipe, traits, source, self._args.call_args)
+        self._begin(traits, PictureDrawer(self._args.capacity, pipeline.draw, pipeline.is_lost))
