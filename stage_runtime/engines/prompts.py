@@ -41,7 +41,7 @@ def read_prompt(
             return _render(tokenizer, value, items, template)
         case "prompt" if isinstance(value, str):
             return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
-        case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+        case "prompt_token_ids" if isinstance(value, list | tuple) and set(map(type, value)) <= {int}:
             return list(value)
     raise InvalidRequestError(f"{given[0]} is of the wrong type")
 

@@ -347,6 +347,26 @@ class TestThinker:
         (output,) = run(thinker.engine, replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 127}))["k"]
         assert output.finish_reason == "length"
 
+    @pytest.mark.attack("G1")
+    @pytest.mark.parametrize("many", ["1 plus 2 ", "a", "1", " "])
+    def test_of_a_prompt_of_megabytes_no_more_is_encoded_than_a_context_holds(
+        self, thinker: Subject, many: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = thinker.engine._model  # type: ignore[attr-defined]
+        encode, sizes = model.tokenizer.encode, []
+
+        def noted(text: str, **options: Any) -> Any:
+            sizes.append(len(text))
+            return encode(text, **options)
+
+        monkeypatch.setattr(model.tokenizer, "encode", noted)
+        text = many * (2_900_000 // len(many))
+        for inputs in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+            with pytest.raises(InvalidRequestError, match=r"context length is 128 tokens.*Make it shorter"):
+                thinker.engine.add(replace(ask_thinker("long"), inputs=inputs))
+        assert sum(sizes) < 32_000
+        assert run(thinker.engine, ask_thinker("k"))["k"][-1].finished
+
     @pytest.mark.parametrize(
         ("params", "named"),
         [

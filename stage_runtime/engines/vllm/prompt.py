@@ -66,7 +66,7 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     else:
         check_unread(request.inputs)
         inputs, items = take_items(request.inputs, PICTURES) if model.takes_items else (request.inputs, None)
-        prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, items=items or ()), items=items)
+        prompt = Prompt(read_prompt(model.bounded, inputs, begins=not earlier, items=items or ()), items=items)
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):
@@ -99,7 +99,7 @@ def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
         if all(name in part for part in parts):
             return Prompt([token_id for part in parts for token_id in _ids(part[name], name)], items=items)
     if all(isinstance(part.get("text"), str) for part in parts):
-        return Prompt(list(model.tokenizer.encode("".join(part["text"] for part in parts))), items=items)
+        return Prompt(model.bounded.encode("".join(part["text"] for part in parts)), items=items)
     names = ", ".join(sorted({name for part in parts for name in part})) or "nothing"
     hint = "" if model.embeds_size else "; prompt_embeds are taken where engine_args.enable_prompt_embeds is true"
     raise InvalidRequestError(
