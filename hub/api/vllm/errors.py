@@ -13,7 +13,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from hub.api.errors import describe, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out
+from hub.api.vllm import fan_out, forms
 from hub.api.vllm.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
@@ -70,6 +70,7 @@ class HubHeaders:
         retry_after_s: list[float] = []
         _retry_after_s.set(retry_after_s)
         fan_out.start_http_request()
+        forms.start_http_request()
         body, has_begun = Body(scope, receive), False
 
         async def send_more(message: Message) -> None:
