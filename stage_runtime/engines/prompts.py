@@ -63,6 +63,17 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
     return prompt
 
 
+def text_size(inputs: Mapping[str, Any]) -> int:
+    """Characters of the text in a client's prompt or messages. What is none has no size here."""
+    messages = inputs.get("messages")
+    contents: list[Any] = [inputs.get("prompt")]
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        contents += [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return sum(len(each) for each in contents if isinstance(each, str))
+
+
 def _render(tokenizer: Any, messages: Any, items: Collection[str], template: str | None) -> list[int]:
     _check_messages(messages, items)
     try:
