@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
-#: The page's tables: those that got through once, those that never did, and what a second and a third attack found.
-KINDS: Final = ("A", "C", "D", "E", "F")
+#: The page's tables: those that got through once, those that never did, and what later attacks found.
+KINDS: Final = ("A", "C", "D", "E", "F", "G")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,9 @@ ATTACKS: Final = (
     Attack("F4", "sound with sample rates of 1 Hz or of gigahertz", "the request fails; memory stays flat"),
     Attack("F5", "token ids without text and without end", "the hub keeps 8 MiB of a stage's output at most"),
     Attack("F7", "large files of a stage that is declared deterministic", "compared by parts; the loop goes on"),
+    Attack("G1", "one prompt of megabytes, with 16 answers, is turned into tokens", "refused by its length; read once"),
+    Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
+    Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
 )
 
 #: Rows without a test, and why.
