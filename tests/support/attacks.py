@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
-#: The page's tables: those that got through once, those that never did, and what a second and a third attack found.
-KINDS: Final = ("A", "C", "D", "E")
+#: The page's tables: those that got through once, those that never did, and what later attacks found.
+KINDS: Final = ("A", "C", "D", "E", "F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
+    Attack("F3", "another user listens on ::1 at the port of a hub on 127.0.0.1", "no port of ours is free there"),
 )
 
 #: Rows without a test, and why.
