@@ -108,6 +108,7 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
+    Attack("F2", "a folder called like the model, planted in a shared folder", "refused, with what to do"),
     Attack("F3", "another user listens on ::1 at the port of a hub on 127.0.0.1", "no port of ours is free there"),
 )
 
