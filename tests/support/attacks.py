@@ -110,6 +110,7 @@ ATTACKS: Final = (
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
     Attack("F2", "a folder called like the model, planted in a shared folder", "refused, with what to do"),
     Attack("F3", "another user listens on ::1 at the port of a hub on 127.0.0.1", "no port of ours is free there"),
+    Attack("F6", "records of nobody, and documents of thousands of stages, before omni doctor", "it ends in seconds"),
 )
 
 #: Rows without a test, and why.
