@@ -120,9 +120,8 @@ def document_of(arguments: argparse.Namespace) -> DeployConfig:
     Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
     """
     deploy = _document_of(arguments)
-    if arguments.api == "vllm" and not arguments.headless:
-        # vLLM's server reads the config and the tokenizer of this stage's model on the hub itself.
-        check_model_places(deploy, serving_stage(deploy).stage_id, read_bounds(arguments))
+    for stage_id in stages_read_here(deploy, arguments.api):
+        check_model_places(deploy, stage_id, read_bounds(arguments))
     return deploy
 
 
