@@ -15,8 +15,9 @@ import msgspec
 from openai import AsyncOpenAI, OpenAI
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from hub.async_omni import AsyncOmni
+from omni_discovery.sockets.listen import bind
 from stage_runtime.engines.base import create_engine
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
@@ -162,11 +163,11 @@ async def served(document: str) -> AsyncIterator[Served]:
         # Else a replica whose voice waits would not end.
         stack.callback(GO_ON.set)
         async with hub_of(document, *replicas) as omni:
-            listener = bind("127.0.0.1", 0)
+            listeners = bind("127.0.0.1", 0)
             server = HttpServer(omni, build_app(omni, deploy, 0))
-            server.start(listener)
+            server.start(listeners)
             try:
-                yield Served(omni, f"http://127.0.0.1:{listener.getsockname()[1]}", replicas)
+                yield Served(omni, f"http://127.0.0.1:{listeners[0].getsockname()[1]}", replicas)
             finally:
                 GO_ON.set()
                 await server.stop()

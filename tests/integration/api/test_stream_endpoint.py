@@ -17,8 +17,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from hub.config import HubConfig
+from omni_discovery.sockets.listen import bind
 from tests.integration.hub.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
@@ -36,12 +37,12 @@ def replica() -> Iterator[LocalReplica]:
 async def served(document: str, *replicas: LocalReplica, config: HubConfig = CONFIG) -> AsyncIterator[str]:
     """The address of the endpoint."""
     async with hub_of(document, *replicas, config=config) as omni:
-        listener = bind("127.0.0.1", 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listeners = bind("127.0.0.1", 0)
+        listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         server = HttpServer(omni, build_app(omni, deploy_of(document), 0))
-        server.start(listener)
+        server.start(listeners)
         try:
-            yield f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/stream"
+            yield f"ws://127.0.0.1:{listeners[0].getsockname()[1]}/v1/stream"
         finally:
             await server.stop()
 

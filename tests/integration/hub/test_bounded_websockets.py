@@ -18,7 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from hub.api.connections import ConnectionLimits, Connections
 from hub.api.protocols import BoundedWebSocket
-from hub.api.server import HttpConfig, HttpServer, bind
+from hub.api.server import HttpConfig, HttpServer
+from omni_discovery.sockets.listen import bind
 from tests.support.attackers import PING, Attacker, attackers, frame
 from tests.support.hub import Hub
 
@@ -97,16 +98,16 @@ class Late:
 
 @asynccontextmanager
 async def late_server(limits: ConnectionLimits, send_buffer: int = 0) -> AsyncIterator[tuple[Late, str, HttpServer]]:
-    app, listener = Late(), bind("127.0.0.1", 0)
+    app, listeners = Late(), bind("127.0.0.1", 0)
     if send_buffer:
         # Connections inherit it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     cuts = Counter("cuts", "", ["reason"], registry=None)
     omni: Any = SimpleNamespace(hub_metrics=SimpleNamespace(http_cuts=cuts), end_requests=lambda: None)
     server = HttpServer(omni, app, HttpConfig(limits))
-    server.start(listener)
+    server.start(listeners)
     try:
-        yield app, f"http://127.0.0.1:{listener.getsockname()[1]}", server
+        yield app, f"http://127.0.0.1:{listeners[0].getsockname()[1]}", server
     finally:
         app.opens.set()
         await server.stop()
