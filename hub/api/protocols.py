@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
@@ -55,6 +56,7 @@ _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
 _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
     Cut.BODY_TIMEOUT: (CloseCode.POLICY_VIOLATION, "the message did not come in time"),
     Cut.TINY_PIECES: (CloseCode.POLICY_VIOLATION, "too many small frames"),
+    Cut.TOO_FAST: (CloseCode.POLICY_VIOLATION, "too many messages: send at most 1000 a second"),
     Cut.DISPLACED: (CloseCode.TRY_AGAIN_LATER, "this hub has too many connections"),
     Cut.BODY_MEMORY: (CloseCode.TRY_AGAIN_LATER, "too many unfinished messages are held here"),
 }
@@ -70,6 +72,8 @@ _LEAST_CHUNK_BYTES: Final = 64
 _MAX_FRAGMENTS: Final = 1024
 #: PINGs and PONGs that a client may send within a second.
 _CONTROLS_PER_S: Final = 100
+#: Whole messages that a client may send within a second.
+_MESSAGES_PER_S: Final = 1000
 #: How long a client may take for its side of a close: then the connection is reset.
 _GOODBYE_S: Final = 1.0
 #: How long a client may go on with its body after its answer.
@@ -321,8 +325,8 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
         #: Whether it waits for its client, apart from a message that has come in part. Whole messages end the wait, and
         #: the endpoint may begin it again.
         self._is_idle = True
-        #: The second of the loop's clock in which so many control frames have come.
-        self._second, self._controls = 0, 0
+        #: The second of the loop's clock in which so many control frames and whole messages have come.
+        self._second = self._controls = self._messages = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -363,7 +367,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             self._follow(0)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours."""
+        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours.
+
+        Where the connection was closed meanwhile, the application is told so: it may not have heard of it yet.
+        """
+        await self.writable.wait()
+        if self.close_sent and self.initial_response is None:
+            raise ClientDisconnected
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True
@@ -377,13 +387,24 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def _may_control(self) -> bool:
         """Whether one more control frame may come now; else the connection is closed."""
-        second = int(self.loop.time())
-        if second != self._second:
-            self._second, self._controls = second, 0
+        self._begin_second()
         self._controls += 1
         if self._controls > _CONTROLS_PER_S and not self.transport.is_closing():
             self._server.cut({self: Cut.TINY_PIECES})
         return not self.transport.is_closing()
+
+    def _may_speak(self) -> bool:
+        """Whether one more whole message may come now; else the connection is closed."""
+        self._begin_second()
+        self._messages += 1
+        if self._messages > _MESSAGES_PER_S and not self.transport.is_closing():
+            self._server.cut({self: Cut.TOO_FAST})
+        return not self.transport.is_closing()
+
+    def _begin_second(self) -> None:
+        second = int(self.loop.time())
+        if second != self._second:
+            self._second, self._controls, self._messages = second, 0, 0
 
     def handle_pong(self, event: Frame) -> None:
         """Take a pong, unless there are too many."""
@@ -391,7 +412,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
+        """Pass a whole message on, unless there are too many.
+
+        One that is no UTF-8 ends the connection, and leaves no traceback in the log.
+        """
+        if not self._may_speak():
+            self.frames = []
+            return
         self._is_idle = False
         self._server.connections.answered(self)
         if self.curr_msg_data_type == "text" and not self.close_sent:
