@@ -50,7 +50,8 @@ class HubMetrics:
         )
         self.http_cuts = Counter(
             "omni_hub_http_cut",
-            "Connections of clients that the hub closed because they kept it waiting, or for their place or memory.",
+            "Connections of clients that the hub closed because they kept it waiting, for their place or memory, or "
+            "in the middle of a file whose rest failed.",
             ["reason"],
             registry=self.registry,
         )

@@ -1,4 +1,4 @@
-"""Processes: the per-user folder in which they find each other's files, children that end with their parent, limits.
+"""Processes: folders of one user and of one process, children that end with their parent, limits.
 
 A folder is private if this user alone can change it and no other user can put another one in its place. That holds for
 as long as the users who own it and the folders above it want it to, so it is looked at once and then relied on.
@@ -8,24 +8,41 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import grp
+import logging
 import os
 import pwd
+import re
 import resource
+import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from omni_discovery.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 #: The fewest open files to start with. An idle replica has two dozen and two more for each hub, besides those of its
 #: engine and hand-offs; a hub has as many, and some for each replica and each client.
 LEAST_FILES: Final = 256
 _OWN_FOLDER: Final = "set XDG_RUNTIME_DIR to a folder of your own"
+#: Where an owned folder is made if not in the temporary one: its path may be too long for a socket.
+_OTHER_PLACES: Final = ("/tmp", "/var/tmp")  # noqa: S108  (what is made there is private)
+#: Other paths would have to be quoted where they are part of an address, differently for each client.
+_PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
+#: The file in an owned folder that its owner has locked.
+_OWNER: Final = "owner"
+_UNLOCKED: Final = "owner.new"
+#: What the machine, or this process, may have again in a moment: open files, memory, room on the disk.
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
 
 
 def runtime_dir(xdg_runtime_dir: str | None) -> Path:
@@ -82,6 +99,7 @@ def check_unshared(folder: Path) -> None:
 
     The group that many systems make for each user may write there, as long as nobody else is in it.
     """
+    _check_links(folder.absolute() / "name", "")
     path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
     for each in (*reversed(path.parents), path):
         status = each.stat()
@@ -93,6 +111,136 @@ def check_unshared(folder: Path) -> None:
             raise ConfigError(f"others can write to {each}")
 
 
+class OwnedFolder:
+    """A private folder with a name that nobody can foresee, made in the temporary folder, for one process.
+
+    The owner holds a lock in it, and so do the forks of the owner: the kernel releases it however they end.
+    """
+
+    def __init__(self, prefix: str, socket_name: str) -> None:
+        """Make it. A socket of that name can be bound in it.
+
+        Raise ConfigError with all that is in the way, OSError if that includes a shortage, which may pass.
+        """
+        failures: list[OSError | ConfigError] = []
+        for place in _places():
+            try:
+                self.path, self._lock = _make_owned(place, prefix, socket_name)
+                return
+            except (OSError, ConfigError) as error:
+                failures.append(error)
+        text = "; ".join(map(str, failures))
+        if any(_is_shortage(error) for error in failures):
+            raise OSError(text)
+        raise ConfigError(text)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Idempotent."""
+        _remove_owned(self.path)
+        self._lock.close()
+
+
+def remove_orphaned(prefix: str) -> bool:
+    """Remove the owned folders of this user whose owners have ended without doing so.
+
+    Return whether all are gone that could be found. False is worth another call: no file could be opened, for one.
+    """
+    is_done = True
+    for place in _places():
+        try:
+            for folder in list(Path(place).iterdir()):
+                if folder.name.startswith(f"{prefix}{os.getuid()}-"):
+                    is_done &= _remove_orphan(folder)
+        except OSError as error:
+            if _is_shortage(error):
+                logger.warning("folders.left prefix=%s: %s: what ended processes left there stays", prefix, error)
+                is_done = False
+    return is_done
+
+
+def _remove_orphan(folder: Path) -> bool:
+    """Return whether nothing is left to do. Raise OSError for a shortage."""
+    try:
+        # Another user may have made one with such a name, and a pipe in it.
+        os.close(open_private(folder))
+        with (folder / _OWNER).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _remove_owned(folder)
+    except ConfigError:
+        return True
+    except OSError as error:
+        if _is_shortage(error):
+            raise
+        # It has an owner, or is gone.
+        return True
+
+
+def _remove_owned(folder: Path) -> bool:
+    """Return whether it is gone. Its lock goes last: without one, nobody would take the rest for an orphan's."""
+    with contextlib.suppress(OSError):
+        for path in list(folder.iterdir()):
+            if path.name != _OWNER:
+                _remove(path)
+        if list(folder.iterdir()) == [folder / _OWNER]:
+            (folder / _OWNER).unlink()
+            folder.rmdir()
+    return not folder.exists()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _is_shortage(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _SHORTAGES
+
+
+def _places() -> list[str]:
+    # To find the temporary folder, a file is made in it, which may fail.
+    with contextlib.suppress(FileNotFoundError):
+        return list(dict.fromkeys((tempfile.gettempdir(), *_OTHER_PLACES)))
+    return list(_OTHER_PLACES)
+
+
+def _make_owned(place: str, prefix: str, socket_name: str) -> tuple[Path, IO[bytes]]:
+    if not _PLAIN_PATH.fullmatch(place):
+        raise ConfigError(f"{place} has characters that the address of a socket may not have")
+    check_parents(Path(place))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getuid()}-", dir=place))
+    try:
+        _check_socket(folder / socket_name)
+        return folder, _lock_folder(folder)
+    except BaseException:
+        # This needs no descriptor: there may be none left.
+        with contextlib.suppress(OSError):
+            (folder / _UNLOCKED).unlink(missing_ok=True)
+            folder.rmdir()
+        raise
+
+
+def _check_socket(path: Path) -> None:
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+    except OSError as error:
+        if _is_shortage(error):
+            raise
+        raise ConfigError(f"no socket can be made in {path.parent.parent}: {error}") from error
+    path.unlink()
+
+
+def _lock_folder(folder: Path) -> IO[bytes]:
+    unnamed = folder / _UNLOCKED
+    lock = unnamed.open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Named only once it is locked: another start, which looks for orphans, must not find it free.
+    unnamed.rename(folder / _OWNER)
+    return lock
+
+
 def _is_own_group(gid: int) -> bool:
     try:
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(gid)
@@ -101,14 +249,14 @@ def _is_own_group(gid: int) -> bool:
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _check_links(folder: Path) -> Path:
+def _check_links(folder: Path, advice: str = f": {_OWN_FOLDER}") -> Path:
     """``folder``, absolute. Raise ConfigError if a link on the way to it was made by another user."""
     folder, trusted = folder.absolute(), _trusted_owners()
     for path in reversed(folder.parents):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode) and status.st_uid not in trusted:
-                raise ConfigError(f"{path} is a link made by {_user(status.st_uid)}: {_OWN_FOLDER}")
+                raise ConfigError(f"{path} is a link made by {_user(status.st_uid)}{advice}")
     return folder
 
 

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -66,6 +67,7 @@ from omni_discovery.processes import die_with_parent, raise_descriptor_limit
 from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
+from stage_runtime.private_folders import private_folders, remove_left_folders
 from stage_runtime.status_pipe import Exiting, Registered, StatusMessage, no_status, write_status
 from stage_runtime.supervisor.devices import Machine, device_text
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
@@ -136,9 +138,13 @@ def main(argv: list[str] | None = None) -> int:
         if arguments[:1] == ["--replica"]:
             os._exit(_run_replica(_read_document(arguments, ReplicaConfig)))
         if arguments[:1] == ["--check"]:
-            return _check(_read_document(arguments, StageCheck))
+            check = _read_document(arguments, StageCheck)
+            with private_folders(os.environ):
+                return _check(check)
         if arguments[:1] == ["--resolve"]:
-            return _resolve(_read_document(arguments, ResolveRequest))
+            request = _read_document(arguments, ResolveRequest)
+            with private_folders(os.environ):
+                return _resolve(request)
         if arguments[:1] == ["--zygote"]:
             log = msgspec.json.decode(arguments[2], type=LogOptions)
             return _run_zygote(int(arguments[1]), log, arguments[3:])
@@ -270,7 +276,7 @@ def _supervise_stage(arguments: argparse.Namespace, options: StageOptions) -> in
         check_packages(replica.stage_id)
     # The replicas have it in their settings; the libraries and processes that they load or start need not see it.
     take_secrets()
-    _be_brief(replica)
+    _be_brief(replica, user_runtime_dir())
     config = SupervisorConfig(replica=replica, count=options.count, parent_pid=arguments.parent_pid)
     with closing(_metrics_exporter(options)) as exporter, _refusal_left_for_doctor(replica):
         return _run_stage(config, options, exporter)
@@ -331,7 +337,8 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
         check = StageCheck(stage=stage, deploy=in_force, count=config.count, bounds=replica.bounds)
         check_stage(check, os.environ)
     else:
-        create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
+        with private_folders(os.environ):
+            create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
     return _run_supervisor(config, deploy, export)
 
 
@@ -391,6 +398,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
         waits,
         export,
         shared_output_fd,
+        remove_left_folders,
     )
     return supervisor.run()
 
@@ -419,18 +427,20 @@ def _run_zygote(parent_pid: int, log: LogOptions, modules: list[str]) -> int:
     def run_replica(config: ReplicaConfig, environment: dict[str, str]) -> int:
         os.environ.clear()
         os.environ.update(environment)
+        # The zygote's, which this process has from it.
+        tempfile.tempdir = None
         return _run_replica(config)
 
-    with socket.socket(fileno=os.dup(sys.stdin.fileno())) as orders:
+    with private_folders(os.environ), socket.socket(fileno=os.dup(sys.stdin.fileno())) as orders:
         Zygote(orders, run_replica).serve(modules)
     return 0
 
 
-def _be_brief(config: ReplicaConfig) -> None:
+def _be_brief(config: ReplicaConfig, folder: Path) -> None:
     """Have warnings of etcd's known bugs logged in short: the hubs log them in full."""
     from omni_discovery.etcd.store import EtcdKV
 
-    embedded = embedded_among(user_runtime_dir(), config.namespace, config.endpoints)
+    embedded = embedded_among(folder, config.namespace, config.endpoints)
     EtcdKV.version_log.be_brief(embedded=embedded, count_only=True)
 
 
@@ -449,14 +459,14 @@ def _refusal_left_for_doctor(replica: ReplicaConfig) -> Iterator[None]:
         raise
 
 
-def _connect_with_stories(config: ReplicaConfig) -> Callable[..., OmniCoordClientForStage]:
+def _connect_with_stories(config: ReplicaConfig, folder: Path) -> Callable[..., OmniCoordClientForStage]:
     """Makes the replica's client of the registry, which leaves its lease's story for ``omni doctor``."""
     from omni_discovery.clients import OmniCoordClientForStage
     from omni_discovery.stories import Stories
 
     def connect(*arguments: Any, **options: Any) -> OmniCoordClientForStage:
         client = OmniCoordClientForStage(*arguments, **options)
-        client.keep_stories(Stories(user_runtime_dir(), config.namespace, config.endpoints))
+        client.keep_stories(Stories(folder, config.namespace, config.endpoints))
         return client
 
     return connect
@@ -483,15 +493,19 @@ def _run_replica(config: ReplicaConfig) -> int:
     try:
         from stage_runtime.supervisor.deploy_document import deploy_of_replica
 
-        _be_brief(config)
+        # Asked before there is a temporary folder of this process's own: others look for it under the shared one.
+        folder = user_runtime_dir()
+        _be_brief(config, folder)
         deploy, device = deploy_of_replica(config), device_text(os.environ)
         engine = deploy.stage(config.stage_id).engine
         check_packages(config.stage_id, engine)
         if (kept := vllm_plugins(engine)) is not None:
             os.environ.setdefault("VLLM_PLUGINS", kept)
-        from stage_runtime.replica.replica import Replica
+        with private_folders(os.environ):
+            from stage_runtime.replica.replica import Replica
 
-        code = Replica(config, deploy, _connect_with_stories(config), device=device, write_status=write).run()
+            connect = _connect_with_stories(config, folder)
+            code = Replica(config, deploy, connect, device=device, write_status=write).run()
     except OmniError as error:
         code = EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
         write(Exiting(str(error)))

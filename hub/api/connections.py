@@ -53,6 +53,8 @@ class Cut(Enum):
     TOO_FAST = "too_fast"
     #: It went on to send its body after its answer.
     ANSWERED = "answered"
+    #: Its answer failed after it had begun, and has no place for an error.
+    CUT_SHORT = "cut_short"
 
 
 @dataclass(slots=True, eq=False)

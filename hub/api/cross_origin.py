@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 ANY: Final = "*"
+#: The type of a form with files.
+FORM: Final = "multipart/form-data"
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Headers of answers that pages of allowed origins may read.
@@ -113,14 +115,20 @@ class ContentTypeError(InvalidRequestError):
     def __init__(self, given: str, wanted: str) -> None:
         is_curls = given == "application/x-www-form-urlencoded"
         what = "has no Content-Type" if not given else f"is sent as {given!r}"
-        advice = f"curl -d sends that unless told: add -H 'Content-Type: {wanted}'" if is_curls else "send that header"
+        if wanted == FORM:
+            advice = "send a form, as curl -F image=@cat.png does"
+        elif is_curls:
+            advice = f"curl -d sends that unless told: add -H 'Content-Type: {wanted}'"
+        else:
+            advice = "send that header"
         super().__init__(f"the body {what}; this route takes 'Content-Type: {wanted}': {advice}", 415)
 
 
 def check_content_type(request: Request, wanted: str = "application/json") -> None:
     """Raise ContentTypeError for a body of another type. Call it before the body is read.
 
-    A page of any site may have a browser send a form or plain text without a preflight request, but not JSON.
+    A page of any site may have a browser send a form or plain text without a preflight request, but not JSON: a route
+    that takes forms has only the checks of Origin and Host before it.
     """
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != wanted:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from hub.api.audio.speech import SpeechRequest
-from hub.api.chat.schema import ChatRequest
-from hub.api.images.generations import ImageRequest
-from hub.api.prompts.completions import CompletionRequest
+from hub.api.chat import schema as chats
+from hub.api.cross_origin import FORM
+from hub.api.images import schema as images
+from hub.api.prompts import completions
 from omni_discovery import __version__
 
 
@@ -19,22 +21,64 @@ class _Described(NamedTuple):
     body: type[msgspec.Struct] | None = None
     #: The types of its answers.
     answers: tuple[str, ...] = ("application/json",)
+    #: A body that asks for something.
+    example: Mapping[str, Any] | None = None
+    #: The type of its body.
+    takes: str = "application/json"
+    #: The fields that are taken only with some values, which ask for nothing; null is always one of them.
+    neutral: Mapping[str, Sequence[Any]] = {}
 
 
+_JSON: Final = "application/json"
+#: The description of a field that is taken only with values that ask for nothing.
+NOT_SERVED: Final = "Not served here: taken only with values that ask for nothing."
+#: A file in a form.
+_FILE: Final = {"type": "string", "format": "binary"}
 _EVENTS: Final = "text/event-stream"
 _SOUND: Final = ("audio/mpeg", "audio/ogg", "audio/aac", "audio/flac", "audio/wav", "audio/pcm")
 _ROUTES: Final = (
     _Described(
         "/v1/chat/completions",
         "Messages in; words, sound, pictures out.",
-        ChatRequest,
-        ("application/json", _EVENTS),
+        chats.ChatRequest,
+        (_JSON, _EVENTS),
+        {"messages": [{"role": "user", "content": "26 plus 48"}]},
+        neutral=chats.NEUTRAL,
     ),
-    _Described("/v1/completions", "Prompts in, text out.", CompletionRequest, ("application/json", _EVENTS)),
-    _Described("/v1/images/generations", "A prompt in, pictures out.", ImageRequest),
-    _Described("/v1/audio/speech", "A text in, its sound out.", SpeechRequest, (*_SOUND, _EVENTS)),
+    _Described(
+        "/v1/completions",
+        "Prompts in, text out.",
+        completions.CompletionRequest,
+        (_JSON, _EVENTS),
+        {"prompt": "26 plus 48", "max_tokens": 20},
+        neutral=completions.NEUTRAL,
+    ),
+    _Described(
+        "/v1/images/generations",
+        "A prompt in, pictures out.",
+        images.ImageRequest,
+        (_JSON, _EVENTS),
+        {"prompt": "26 plus 48", "n": 1},
+        neutral=images.NEUTRAL_DRAWN,
+    ),
+    _Described(
+        "/v1/images/edits",
+        "Pictures and a prompt in, as a form; pictures out.",
+        images.ImageEdit,
+        (_JSON, _EVENTS),
+        takes=FORM,
+        neutral=images.NEUTRAL_EDITED,
+    ),
+    _Described(
+        "/v1/audio/speech",
+        "A text in, its sound out.",
+        SpeechRequest,
+        (*_SOUND, _EVENTS),
+        {"input": "Good morning!", "response_format": "mp3"},
+    ),
     _Described("/v1/audio/voices", "The voices that the pipeline can speak with."),
-    _Described("/v1/models", "The model that is served."),
+    _Described("/v1/models", "The model that is served, as a list of one."),
+    _Described("/v1/models/{model}", "The model that is served, by its name; 404 for any other."),
     _Described("/health", "Whether this hub lives."),
     _Described("/ready", "Whether this hub can serve every stage; 503 if not."),
 )
@@ -55,14 +99,37 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetails
 
 
+def _describe_fields(fields: dict[str, Any], route: _Described) -> None:
+    """Say of the fields of a body what its class does not: which values are neutral, and what a form can't have."""
+    for name, values in route.neutral.items():
+        fields[name] = {"enum": [None, *values], "default": None, "description": NOT_SERVED}
+    if route.takes == FORM:
+        for name, field in fields.items():
+            fields[name] = _without_null(field)
+        fields["image"] |= {"items": _FILE}
+        fields["mask"] = _FILE
+
+
+def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a text in a form, which is left out and never null."""
+    kept = {name: value for name, value in schema.items() if name != "anyOf" and (name, value) != ("default", None)}
+    if "enum" in kept:
+        kept["enum"] = [value for value in kept["enum"] if value is not None]
+    kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+    return kept | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})
+
+
 def openapi(title: str) -> dict[str, Any]:
     """The document, for the pipeline with this name."""
     bodies = [each.body for each in _ROUTES if each.body is not None]
     references, schemas = msgspec.json.schema_components(
         [*bodies, ErrorBody], ref_template="#/components/schemas/{name}"
     )
+    for each in _ROUTES:
+        if each.body is not None:
+            _describe_fields(schemas[each.body.__name__]["properties"], each)
     by_class = dict(zip([*bodies, ErrorBody], references, strict=True))
-    failed = {"description": "An error.", "content": {"application/json": {"schema": by_class[ErrorBody]}}}
+    failed = {"description": "An error.", "content": {_JSON: {"schema": by_class[ErrorBody]}}}
     paths: dict[str, Any] = {}
     for each in _ROUTES:
         answers: dict[str, Any] = {media_type: {} for media_type in each.answers}
@@ -71,8 +138,12 @@ def openapi(title: str) -> dict[str, Any]:
             "responses": {"200": {"description": "The answer.", "content": answers}, "default": failed},
         }
         if each.body is not None:
-            content = {"application/json": {"schema": by_class[each.body]}}
-            described["requestBody"] = {"required": True, "content": content}
+            body = {"schema": by_class[each.body], **({"example": each.example} if each.example else {})}
+            described["requestBody"] = {"required": True, "content": {each.takes: body}}
+        if each.path.endswith("{model}"):
+            # A name may have slashes, which are sent as they are or as %2F.
+            name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": title}
+            described["parameters"] = [name]
         paths[each.path] = {"get" if each.body is None else "post": described}
     return {
         "openapi": "3.1.0",

@@ -62,6 +62,8 @@ _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
 }
 #: The key in the ASGI scope of what ``input_wait_of`` returns.
 _INPUT_WAIT: Final = "omni.input_wait"
+#: The key in ASGI's state of what ``cut_answer`` calls.
+_CUT_ANSWER: Final = "omni.cut_answer"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
@@ -105,6 +107,16 @@ def input_wait_of(scope: Mapping[str, Any]) -> Callable[[bool], None] | None:
     One that calls it never counts as working once the client has sent a whole message.
     """
     return scope.get(_INPUT_WAIT)
+
+
+def cut_answer(scope: Mapping[str, Any]) -> None:
+    """Close the connection of an HTTP request whose answer has begun and failed, so that it is not taken for whole.
+
+    What was sent of it arrives if the client takes it at once. Without effect under other servers.
+    """
+    cut: Callable[[], None] | None = scope.get("state", {}).get(_CUT_ANSWER)
+    if cut is not None:
+        cut()
 
 
 class BoundedServer:
@@ -216,6 +228,8 @@ class BoundedHttp(_Input, H11Protocol):
 
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # Each scope has a copy.
+        self.app_state = {**self.app_state, _CUT_ANSWER: self._cut_short}
         self._server = server
         self._framing = _Framing()
         self.conn = self._framing
@@ -265,6 +279,10 @@ class BoundedHttp(_Input, H11Protocol):
         self._turns.end()
         super().handle_websocket_upgrade(event)
 
+    def _cut_short(self) -> None:
+        if not self.transport.is_closing():
+            self._server.cut({self: Cut.CUT_SHORT})
+
     def cut(self, reason: Cut) -> None:
         """See Bounded."""
         answer = _ANSWERS.get(reason)
@@ -272,11 +290,11 @@ class BoundedHttp(_Input, H11Protocol):
         cycle: Any = self.cycle
         is_answered = cycle is not None and cycle.response_started and self.conn.our_state is not h11.IDLE
         has_begun = self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
-        if reason is Cut.SEND_TIMEOUT or answer is None:
+        if reason is Cut.SEND_TIMEOUT or (answer is None and reason is not Cut.CUT_SHORT):
             self.transport.abort()
             return
         # A client that has sent nothing waits for no answer; but one that is refused has had no time to send.
-        if (has_begun or reason is Cut.REFUSED) and not is_answered:
+        if answer is not None and (has_begun or reason is Cut.REFUSED) and not is_answered:
             self._answer(*answer)
         self.transport.close()
         self.loop.call_later(_GOODBYE_S, self.transport.abort)

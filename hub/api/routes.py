@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
 from hub.api.audio.speech import Speech
 from hub.api.audio.threads import EncoderThreads
 from hub.api.chat.completions import ChatCompletions
+from hub.api.docs_page import HEADERS, docs_page
 from hub.api.door.guard import is_trusted
-from hub.api.errors import error_body
+from hub.api.errors import ModelNotFoundError, error_body, error_response
+from hub.api.images.edits import ImageEdits
 from hub.api.images.generations import ImageGenerations
 from hub.api.openapi import openapi
 from hub.api.prompts.completions import Completions
@@ -35,16 +37,26 @@ if TYPE_CHECKING:
 
 def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlette:
     """The web application over one AsyncOmni; ``started_s`` is wall-clock seconds."""
+    served = {"id": deploy.served_name, "object": "model", "created": started_s, "owned_by": "omni-discovery"}
 
     async def models(_: Request) -> Response:
-        model = {"id": deploy.served_name, "object": "model", "created": started_s, "owned_by": "omni-discovery"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [served]})
+
+    async def model(request: Request) -> Response:
+        asked: str = request.path_params["model"]
+        if asked != deploy.served_name:
+            return error_response(ModelNotFoundError(asked, deploy.served_name))
+        return JSONResponse(served)
 
     async def voices(_: Request) -> Response:
         return JSONResponse({"voices": omni.voices(), "uploaded_voices": []})
 
     async def description(_: Request) -> Response:
         return JSONResponse(openapi(deploy.served_name))
+
+    async def docs(request: Request) -> Response:
+        page = docs_page(openapi(deploy.served_name), request.scope["scheme"], request.headers.get("host", ""))
+        return HTMLResponse(page, headers=HEADERS)
 
     async def health(_: Request) -> Response:
         """The liveness check: 200 also without replicas, because a restart of the hub would not help."""
@@ -62,11 +74,15 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
             Route("/v1/chat/completions", ChatCompletions(omni, deploy, sounds).respond, methods=["POST"]),
             Route("/v1/completions", Completions(omni, deploy).respond, methods=["POST"]),
             Route("/v1/images/generations", ImageGenerations(omni, deploy).respond, methods=["POST"]),
+            Route("/v1/images/edits", ImageEdits(omni, deploy).respond, methods=["POST"]),
             Route("/v1/audio/speech", Speech(omni, deploy, sounds).respond, methods=["POST"]),
             Route("/v1/audio/voices", voices),
             Route("/openapi.json", description),
+            Route("/docs", docs),
             WebSocketRoute("/v1/stream", Stream(omni, deploy).respond),
             Route("/v1/models", models),
+            # The names of models may have slashes.
+            Route("/v1/models/{model:path}", model),
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", exposition),

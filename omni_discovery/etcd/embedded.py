@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import importlib.util
 import json
 import logging
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final
+from typing import Final
 
 from omni_discovery.errors import ConfigError, EmbeddedEtcdError
 from omni_discovery.etcd import _die_with_parent
 from omni_discovery.etcd.http import LOCAL_NAME, get_text
-from omni_discovery.processes import check_parents, is_private
+from omni_discovery.processes import OwnedFolder, remove_orphaned
 from omni_discovery.text import one_line
 
 logger = logging.getLogger(__name__)
@@ -39,10 +35,6 @@ _FOLDER_PREFIX: Final = "omni-etcd-"
 #: The sockets in the folder. etcd wants a host and a port, and takes them for the name of a file where it was started.
 _CLIENTS: Final = "etcd:2379"
 _PEERS: Final = "etcd:2380"
-#: Where the folder is made if not in the temporary one: its path may be too long for a socket.
-_OTHER_PLACES: Final = ("/tmp", "/var/tmp")  # noqa: S108  (what is made there is private)
-#: Paths of others would have to be quoted, differently for each client.
-_PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 _LOG_NAME: Final = "etcd.log"
 _QUOTA_BYTES: Final = 512 * 1024 * 1024
 #: Bytes read from the end of etcd's log, and characters shown of a line that is not in etcd's usual form.
@@ -81,14 +73,13 @@ class EmbeddedEtcd:
         self._settled = threading.Event()
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
-        self._folder_lock: IO[bytes] | None = None
+        self._folder: OwnedFolder | None = None
         self._failure = ""
 
     @property
     def endpoint(self) -> str:
         """The socket for clients, as parse_endpoints returns it; empty before the start."""
-        return f"unix://{self._folder / _CLIENTS}" if self._folder is not None else ""
+        return f"unix://{self._folder.path / _CLIENTS}" if self._folder is not None else ""
 
     @property
     def pid(self) -> int:
@@ -101,12 +92,11 @@ class EmbeddedEtcd:
         if self._thread is not None:
             raise EmbeddedEtcdError("this embedded etcd was started already")
         binary = find_binary(self._binary)
-        _remove_orphaned_folders()
-        folder = self._folder = _make_folder()
-        self._folder_lock = _lock_folder(folder)
+        remove_orphaned(_FOLDER_PREFIX)
+        self._folder = _make_folder()
         atexit.register(self.stop)
         # The kernel ties the child's life to the thread that made it, so that thread must live as long as we do.
-        arguments = (binary.resolve(), folder)
+        arguments = (binary.resolve(), self._folder.path)
         self._thread = threading.Thread(target=self._supervise, args=arguments, name="omni-embedded-etcd", daemon=True)
         self._thread.start()
         self._settled.wait(self._start_timeout_s + 5.0)
@@ -136,9 +126,7 @@ class EmbeddedEtcd:
         if self._thread is not None:
             self._thread.join(5.0)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        if self._folder_lock is not None:
-            self._folder_lock.close()
+            self._folder.remove()
 
     def __enter__(self) -> EmbeddedEtcd:
         """Start it."""
@@ -251,31 +239,11 @@ def _flags(data: Path) -> list[str]:
     return ["--unsafe-no-fsync", *(f"--{name}={value}" for name, value in settings.items())]
 
 
-def _make_folder() -> Path:
-    """Make a private folder in which sockets can be bound. Raise EmbeddedEtcdError."""
-    failures = []
-    for place in _places():
-        try:
-            if not _PLAIN_PATH.fullmatch(place):
-                raise ConfigError(f"{place} has characters that an endpoint may not have")
-            check_parents(Path(place))
-            folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getuid()}-", dir=place))
-        except (OSError, ConfigError) as error:
-            failures.append(str(error))
-            continue
-        try:
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.bind(str(folder / _CLIENTS))
-            (folder / _CLIENTS).unlink()
-            return folder
-        except OSError as error:
-            failures.append(f"no socket can be made in {place}: {error}")
-            shutil.rmtree(folder, ignore_errors=True)
-    raise EmbeddedEtcdError(f"no folder for the embedded etcd; set TMPDIR to one of your own: {'; '.join(failures)}")
-
-
-def _places() -> list[str]:
-    return list(dict.fromkeys((tempfile.gettempdir(), *_OTHER_PLACES)))
+def _make_folder() -> OwnedFolder:
+    try:
+        return OwnedFolder(_FOLDER_PREFIX, _CLIENTS)
+    except (ConfigError, OSError) as error:
+        raise EmbeddedEtcdError(f"no folder for the embedded etcd; set TMPDIR to one of your own: {error}") from error
 
 
 def _is_healthy(endpoint: str) -> bool:
@@ -284,24 +252,3 @@ def _is_healthy(endpoint: str) -> bool:
         return '"true"' in get_text(endpoint, "/health")
     except OSError:
         return False
-
-
-def _lock_folder(folder: Path) -> IO[bytes]:
-    unnamed = folder / "owner.new"
-    lock = unnamed.open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    # Named only once it is locked: another start, which looks for orphans, must not find it free.
-    unnamed.rename(folder / "owner")
-    return lock
-
-
-def _remove_orphaned_folders() -> None:
-    """Remove what owners left that were killed: their lock on the folder is gone."""
-    folders = (folder for place in _places() for folder in Path(place).glob(f"{_FOLDER_PREFIX}{os.getuid()}-*"))
-    for folder in folders:
-        # Another user may have made one with such a name, and a pipe in it.
-        if not is_private(folder):
-            continue
-        with contextlib.suppress(OSError), (folder / "owner").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)

@@ -17,6 +17,7 @@ from omni_discovery.deploy.document import decode_deploy
 from omni_discovery.errors import ConfigError
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig
+from stage_runtime.private_folders import remove_left_folders
 from stage_runtime.supervisor.environment import placed_environment, stage_environment
 from stage_runtime.supervisor.launch import SpawnLauncher
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_FAILED
@@ -94,6 +95,7 @@ class ReplicaActor:
             return code
         finally:
             os.close(child.output_fd)
+            remove_left_folders()
 
     def _forward(self, output_fd: int) -> bool:
         """Move some output from the pipe to the buffer; return whether there was any."""

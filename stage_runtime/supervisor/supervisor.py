@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.25
 #: Pause before a replica is started again for which no file descriptor was left.
 _DESCRIPTOR_PAUSE_S: Final = 2.0
+#: Pause before what ended processes left is looked for again, where it could not be removed.
+_TIDY_PAUSE_S: Final = 30.0
 
 
 class Child(Protocol):
@@ -142,8 +144,13 @@ class Supervisor:
         waits: Waits | None = None,
         export: Callable[[Sample], None] | None = None,
         shared_output_fd: int | None = None,
+        tidy: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none."""
+        """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none.
+
+        ``tidy`` removes what processes left that were killed, and returns whether all is gone: called at the start and
+        behind each end, and again while it is not. It never raises: what is left must not stop a start.
+        """
         self._config = config
         #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
         self._waits = waits
@@ -162,6 +169,8 @@ class Supervisor:
         self._environment_of = environment_of
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
         self._selector = selectors.DefaultSelector()
+        self._tidy = tidy
+        self._tidy_at_s = 0.0
         self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
         self._readiness = ReadinessLog(time.monotonic())
         #: When the remaining replicas are killed; None until this supervisor is stopped.
@@ -181,6 +190,7 @@ class Supervisor:
             finally:
                 self._kill_all()
                 self._launcher.close()
+                self._tidy()
                 self._selector.close()
                 if self._waits is not None:
                     self._waits.close()
@@ -203,6 +213,7 @@ class Supervisor:
             logger.warning("supervisor.orphaned: draining")
             self._stop(now_s)
         if self._kill_at_s is None:
+            self._tidy_due(now_s)
             self._start_due(now_s)
             self._tell_readiness(now_s)
         for key, _ in self._selector.select(self._wait_s(now_s)):
@@ -242,6 +253,11 @@ class Supervisor:
     def _wait_s(self, now_s: float) -> float:
         due = [slot.start_at_s - now_s for slot in self._slots if slot.child is None]
         return max(0.0, min([_TICK_S, *due]))
+
+    def _tidy_due(self, now_s: float) -> None:
+        # Behind an end, the next start is not due yet.
+        if now_s >= self._tidy_at_s:
+            self._tidy_at_s = float("inf") if self._tidy() else now_s + _TIDY_PAUSE_S
 
     def _start_due(self, now_s: float) -> None:
         due = [slot for slot in self._slots if slot.child is None and now_s >= slot.start_at_s]
@@ -311,6 +327,7 @@ class Supervisor:
         slot.find_pid()
         self._unregister(child.output_fd)
         os.close(child.output_fd)
+        self._tidy_at_s = 0.0
         slot.child = slot.replica_id = None
         self._export_at_s = 0.0
         self._handle_end(slot, code)

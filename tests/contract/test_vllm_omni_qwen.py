@@ -30,6 +30,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.supervisor.environment import stage_environment
+from tests.support.media_host import media_host
 from tests.support.omni_chain import WAIT_S, Answer, Chain, finish, idle, sound, through_a_connector
 from tests.support.omni_media import tone, video
 from tests.support.omni_models import OMNI_PARAMS, qwen_omni_stages
@@ -67,7 +68,9 @@ class Kind:
 
     def stages(self, folder: Path) -> tuple[StageConfig, ...]:
         dtype = "bfloat16" if self.model_type == QWEN3 else "float32"
-        return qwen_omni_stages(str(folder / self.model_type), async_chunk=self.async_chunk, dtype=dtype)
+        first, *others = qwen_omni_stages(str(folder / self.model_type), async_chunk=self.async_chunk, dtype=dtype)
+        args = {**first.engine_args, "allowed_media_domains": ["127.0.0.1"], "allowed_local_media_path": str(folder)}
+        return msgspec.structs.replace(first, engine_args=args), *others
 
 
 WHOLE_2_5, WHOLE_3, PIECES_3 = Kind(QWEN2_5, False), Kind(QWEN3, False), Kind(QWEN3, True)
@@ -341,6 +344,19 @@ def test_pictures_sound_and_videos_are_seen_heard_and_said_of(chain: Chain) -> N
     assert len(set(spoken.samples.tolist())) > 100, "that is silence"
     assert spoken.text == repeated.text
     assert np.array_equal(spoken.samples, repeated.samples)
+
+
+@of(WHOLE_3)
+def test_files_are_fetched_from_where_the_stage_allows_it(chain: Chain, folder: Path) -> None:
+    low, high = tone(0.6, pitch_hz=300), tone(0.6, pitch_hz=1200)
+    (folder / "low.wav").write_bytes(low)
+    given = hidden_of(said_of(chain, {"type": "audio_url", "audio_url": {"url": url_of(low, "audio/wav")}}))
+    with media_host({"low.wav": low, "high.wav": high}) as host:
+        urls = [f"http://{host}/low.wav", f"file://{folder}/low.wav", f"http://{host}/high.wav"]
+        same, local, other = (hidden_of(said_of(chain, {"type": "audio_url", "audio_url": url})) for url in urls)
+    assert torch.equal(given, same)
+    assert torch.equal(given, local)
+    assert not torch.equal(given, other)
 
 
 def source_of(answer: Answer) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from omni_discovery.data_urls import picture_parts, read_picture
 
@@ -208,3 +209,27 @@ def make_greeter(greeting: str) -> Greeter:
 
 ready_made = Greeter("good day")
 NO_CALLABLE: Mapping[str, int] = {}
+
+
+class Edit(msgspec.Struct):
+    """Pictures to be edited, and a mask, as a client's form has them."""
+
+    messages: list[dict[str, Any]]
+    prompt: str = ""
+    mask: str = ""
+    seed: int | None = None
+
+
+def inverted(edit: Edit) -> Iterator[bytes]:
+    """Each picture with its colours inverted, where the mask is transparent; with the prompt ``fail``, none."""
+    for part in picture_parts(edit.messages):
+        if edit.prompt == "fail":
+            raise RuntimeError("it was told to fail")
+        picture = Image.open(io.BytesIO(read_picture(part)[1])).convert("RGB")
+        changed = ImageOps.invert(picture)
+        if edit.mask:
+            kept = Image.open(io.BytesIO(read_picture(edit.mask)[1])).convert("RGBA").getchannel("A")
+            changed.paste(picture, mask=kept)
+        file = io.BytesIO()
+        changed.save(file, "PNG")
+        yield file.getvalue()

@@ -98,7 +98,7 @@ class Deployment:
     def session(self, replica: ReplicaInfo) -> RawHub:
         """A hub's sockets to one replica, welcomed on both."""
         hub = self.hub(replica)
-        hub.hello()
+        hub.hello(STARTUP_S)
         return hub
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from hub.api.generation.fields import with_seed
 from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
 from hub.api.generation.usage import Usage
 from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.inputs.media_links import links_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -31,13 +32,14 @@ class ChatCompletions:
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, sounds: EncoderThreads) -> None:
         self._route = Route(omni, deploy, "chatcmpl")
         self._omni, self._deploy, self._sounds = omni, deploy, sounds
+        self._links = links_of(deploy.stages[0].engine, deploy.stages[0].engine_args)
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
         return await self._route.answer(request, self._parse, self._answer)
 
     def _parse(self, body: bytes) -> ChatRequest:
-        chat = parse_chat(body)
+        chat = parse_chat(body, self._links)
         refuse_embeddings(self._deploy.stages, chat.modalities)
         if chat.audio is not None and "audio" not in self._modalities(chat):
             raise InvalidRequestError("'audio' says how sound is put out, and no sound is asked for here: leave it out")

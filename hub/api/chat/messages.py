@@ -1,7 +1,7 @@
 """The messages of a chat, checked as far as a hub can: roles, kinds of parts, and where their files come from. Pure.
 
-Pictures, sound and videos come with the request, and nothing is fetched. They are not decoded here: the first stage's
-replica gets them as they are, bounded by the size of the body.
+Pictures, sound and videos come with the request, or by links on the first stage's allow-list. They are neither fetched
+nor decoded here: the first stage's replica gets them as they are, bounded by the size of the body.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from omni_discovery.data_urls import media_url, picture_url
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.media_links import MediaLinks, check_link, link_in
 
 #: Pictures, sounds and videos of one request; their size together is bounded by the body's.
 MAX_PICTURES: Final = 16
@@ -19,13 +20,17 @@ MAX_VIDEOS: Final = 4
 _MOST: Final = {"pictures": MAX_PICTURES, "sounds": MAX_SOUNDS, "videos": MAX_VIDEOS}
 _KINDS: Final = {"image_url": "pictures", "input_audio": "sounds", "audio_url": "sounds", "video_url": "videos"}
 
+NO_LINKS: Final = MediaLinks()
 _ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 #: The formats of sound that OpenAI's clients may name, and others that decoders read.
 _SOUND_FORMATS: Final = ("wav", "mp3", "flac", "opus", "ogg", "aac", "m4a", "webm", "pcm16")
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise InvalidRequestError, with the place, for content that no stage reads. Files are not decoded here."""
+def check_messages(messages: Sequence[Mapping[str, Any]], links: MediaLinks = NO_LINKS) -> None:
+    """Raise InvalidRequestError, with the place, for content that no stage reads. Files are not decoded here.
+
+    ``links``: what may be named by a link, for the first stage's replica to fetch.
+    """
     counts = dict.fromkeys(_MOST, 0)
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
@@ -38,7 +43,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
             raise InvalidRequestError(f"{where}: what a tool has said needs the 'tool_call_id' that it answers")
         # An answer that only called tools has no content.
         if not (role == "assistant" and message.get("content") is None and message.get("tool_calls")):
-            _check_content(f"{where}.content", message.get("content"), counts)
+            _check_content(f"{where}.content", message.get("content"), counts, links)
     for what, most in _MOST.items():
         if counts[what] > most:
             raise InvalidRequestError(f"{counts[what]} {what} are in 'messages'; one request may show {most}")
@@ -56,7 +61,7 @@ def _check_answer(where: str, message: Mapping[str, Any]) -> None:
         raise InvalidRequestError(f"{where}.tool_calls must be a list of objects")
 
 
-def _check_content(where: str, content: Any, counts: dict[str, int]) -> None:
+def _check_content(where: str, content: Any, counts: dict[str, int], links: MediaLinks) -> None:
     """Count the files in the content of a message. Raise InvalidRequestError for parts of an unknown kind."""
     if isinstance(content, str):
         return
@@ -70,22 +75,24 @@ def _check_content(where: str, content: Any, counts: dict[str, int]) -> None:
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequestError(f"{place}: a part is one of text, {', '.join(_KINDS)}")
         try:
-            _CHECKS[kind](part, part.get(kind))
+            _CHECKS[kind](part, part.get(kind), links)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{place}: {error}") from error
         counts[_KINDS[kind]] += 1
 
 
-def _check_picture(part: Mapping[str, Any], shown: Any) -> None:
+def _check_picture(part: Mapping[str, Any], shown: Any, links: MediaLinks) -> None:
     _refuse_unknown(part, {"type", "image_url"})
     if isinstance(shown, dict):
         _refuse_unknown(shown, {"url", "detail"})
         if shown.get("detail") not in (None, "auto"):
             raise InvalidRequestError("'detail' can't be chosen, the model decides; leave it out")
-    picture_url(shown)
+    if not _is_allowed_link("image_url", shown, links):
+        picture_url(shown)
 
 
-def _check_sound(part: Mapping[str, Any], heard: Any) -> None:
+def _check_sound(part: Mapping[str, Any], heard: Any, links: MediaLinks) -> None:
+    del links
     _refuse_unknown(part, {"type", "input_audio"})
     if not isinstance(heard, dict) or not isinstance(heard.get("data"), str) or not heard["data"]:
         raise InvalidRequestError('input_audio: give the sound itself: {"data": its file in base64, "format": "wav"}')
@@ -96,22 +103,35 @@ def _check_sound(part: Mapping[str, Any], heard: Any) -> None:
         raise InvalidRequestError(f"input_audio: 'format' is one of {', '.join(_SOUND_FORMATS)}")
 
 
-def _check_audio_url(part: Mapping[str, Any], heard: Any) -> None:
-    _check_url(part, heard, "audio")
+def _check_audio_url(part: Mapping[str, Any], heard: Any, links: MediaLinks) -> None:
+    _check_url(part, heard, "audio", links)
 
 
-def _check_video_url(part: Mapping[str, Any], shown: Any) -> None:
-    _check_url(part, shown, "video")
+def _check_video_url(part: Mapping[str, Any], shown: Any, links: MediaLinks) -> None:
+    _check_url(part, shown, "video", links)
 
 
-def _check_url(part: Mapping[str, Any], value: Any, medium: str) -> None:
+def _check_url(part: Mapping[str, Any], value: Any, medium: str, links: MediaLinks) -> None:
     _refuse_unknown(part, {"type", f"{medium}_url"})
     if isinstance(value, dict):
         _refuse_unknown(value, {"url"})
-    media_url(value, medium)
+    if not _is_allowed_link(f"{medium}_url", value, links):
+        media_url(value, medium)
 
 
-_CHECKS: Final[dict[str, Callable[[Mapping[str, Any], Any], None]]] = {
+def _is_allowed_link(kind: str, value: Any, links: MediaLinks) -> bool:
+    """Whether this is a link that the first stage's replica may fetch. Raise InvalidRequestError for any other link."""
+    url = link_in(value) if links else None
+    if url is None:
+        return False
+    try:
+        check_link(url, links)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{kind}: {error}") from error
+    return True
+
+
+_CHECKS: Final[dict[str, Callable[[Mapping[str, Any], Any, MediaLinks], None]]] = {
     "image_url": _check_picture,
     "input_audio": _check_sound,
     "audio_url": _check_audio_url,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from hub.api.audio.encoder import check_sound
-from hub.api.chat.messages import check_messages
+from hub.api.chat.messages import NO_LINKS, check_messages
 from hub.api.generation.body import decode_body
 from hub.api.generation.fields import (
     TextFields,
@@ -21,6 +21,7 @@ from hub.api.generation.fields import (
 )
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.media_links import MediaLinks
 
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -74,7 +75,7 @@ class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 #: The neutral values of each field, in addition to null.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "best_of": (1,),
     "echo": (False,),
     "function_call": ("none", "auto"),
@@ -93,13 +94,13 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 _decoder = msgspec.json.Decoder(ChatRequest)
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Read and check a request body. Raise InvalidRequestError that names the field."""
+def parse_chat(body: bytes, links: MediaLinks = NO_LINKS) -> ChatRequest:
+    """Read and check a request body; ``links`` are allowed. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    check_neutral(request, _NEUTRAL)
+    check_neutral(request, NEUTRAL)
     if not request.messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
-    check_messages(request.messages)
+    check_messages(request.messages, links)
     if request.audio is not None:
         check_sound(request.audio.format, "audio.format")
     if request.top_logprobs and not request.logprobs:

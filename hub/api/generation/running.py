@@ -24,6 +24,7 @@ from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
 from hub.api.generation.timings import server_timing
+from hub.api.protocols import cut_answer
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import OmniError, RequestError
 
@@ -83,13 +84,14 @@ class Route:
         request: Request,
         parse: Callable[[bytes], _Fields],
         respond: Callable[[_Fields, Came], Awaitable[Response]],
+        content_type: str = "application/json",
     ) -> Response:
-        """Read a body, check it, and have it answered; an OmniError becomes an answer, too."""
+        """Read a body of this type, check it, and have it answered; an OmniError becomes an answer, too."""
         exchange = exchange_of(request.scope)
         exchange.request_id = f"{self._prefix}-{exchange.request_id}"
         try:
             with self.omni.rejections.counted():
-                check_content_type(request)
+                check_content_type(request, content_type)
                 body = await read_body(request)
                 received_s = time.perf_counter()
                 fields = parse(body)
@@ -252,8 +254,7 @@ class GenerationStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         except CutShortError:
-            # The server closes the connection of an answer that has no end.
-            pass
+            cut_answer(scope)
         finally:
             await self._generation.close()
 

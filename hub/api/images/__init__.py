@@ -1,1 +1,1 @@
-"""POST /v1/images/generations: pictures alone."""
+"""POST /v1/images/generations and /v1/images/edits: pictures alone."""

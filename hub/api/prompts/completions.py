@@ -66,7 +66,7 @@ def _is_token_ids(value: Any) -> bool:
 
 
 #: The neutral values of each field, in addition to null.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {"best_of": (1,), "echo": (False,), "suffix": ("",)}
 
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
@@ -74,7 +74,7 @@ _decoder = msgspec.json.Decoder(CompletionRequest)
 def parse_completion(body: bytes) -> CompletionRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
-    check_neutral(request, _NEUTRAL)
+    check_neutral(request, NEUTRAL)
     answers = len(request.prompts) * (request.n or 1)
     if answers > MOST_ANSWERS:
         raise InvalidRequestError(f"{answers} answers were asked for, 'n' for each prompt; {MOST_ANSWERS} are the most")

@@ -1,6 +1,6 @@
 """Takes the pictures, sound and videos out of a request's inputs, for a model that takes them beside its prompt.
 
-They come with the request, in messages or beside a prompt; nothing is fetched.
+They come with the request, in messages or beside a prompt; ``fetch`` has put files in place of links where it may.
 """
 
 from __future__ import annotations

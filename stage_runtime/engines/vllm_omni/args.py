@@ -1,7 +1,7 @@
 """The ``engine_args`` of a vllm-omni stage, and what is refused by them and by the installed packages. Pure.
 
-``async_chunk``, ``connector_extra``, ``pipeline``, ``sample_rate_hz`` and ``untested_pipeline`` are read here; all
-others go to vLLM-Omni's resolver, over what its own deploy file for the model says of the stage.
+Those in ``OmniArgs`` are read here; all others go to vLLM-Omni's resolver, over what its own deploy file for the model
+says of the stage.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ class OmniArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     pipeline: str | None = None
     #: Load a pipeline that is not in ``RUN`` all the same.
     untested_pipeline: bool = False
+    #: Where the files that requests name by links may come from, by vLLM's names; see ``inputs.media_links``.
+    allowed_media_domains: list[str] | None = None
+    allowed_local_media_path: str = ""
 
 
 def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
@@ -61,7 +64,13 @@ def split_args(stage: StageConfig) -> tuple[OmniArgs, dict[str, Any]]:
             f"stage {stage.stage_id}: input_from is {list(stage.input_from or ())}; engine 'vllm-omni' takes one stage"
             " before it: no pipeline of vLLM-Omni has a stage with two, and its functions between stages read one"
         )
-    return checked_args(stage, OmniArgs, own), given
+    args = checked_args(stage, OmniArgs, own)
+    if args.allowed_local_media_path and not args.allowed_local_media_path.startswith("/"):
+        raise ConfigError(
+            f"stage {stage.stage_id}: engine_args.allowed_local_media_path is {args.allowed_local_media_path!r}; it is"
+            " a folder of the replica's host, from the root: /srv/media"
+        )
+    return args, given
 
 
 def check_only(

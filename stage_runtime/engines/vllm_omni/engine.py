@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.media_links import links_of
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.files import wav_of
+from stage_runtime.engines.media.fetch import fetch_links
 from stage_runtime.engines.media.items import has_items, take_items
 from stage_runtime.engines.vllm.base import scheduler_metrics
 from stage_runtime.engines.vllm.load import check_model, usual_capacity
@@ -56,6 +58,8 @@ _HANDOFF_WAIT_S: Final = 10.0
 _IDLE_S: Final = 0.001
 #: Tokens of an answer without which a thinker, handing over whole, has nothing to be spoken: the last is left out.
 _LEAST_SPOKEN: Final = 2
+#: Requests whose pictures, sound and videos are fetched and decoded at once.
+_READERS: Final = 4
 #: How many pieces of one request may wait to be fetched.
 _MOST_UNREAD: Final = 16
 
@@ -174,7 +178,7 @@ class OmniStage:
             if has_items(request.inputs) or processing.use_audio_in_video:
                 # In a thread: the other requests go on meanwhile.
                 with_sound = processing.use_audio_in_video
-                run.items = self._reader().submit(take_items, request.inputs, loaded.item_kinds, with_sound=with_sound)
+                run.items = self._reader().submit(self._read_items, request.inputs, with_sound)
             else:
                 self._begin_first(run, None)
         elif request.stream_from:
@@ -265,8 +269,14 @@ class OmniStage:
 
     def _reader(self) -> ThreadPoolExecutor:
         if self._items_reader is None:
-            self._items_reader = ThreadPoolExecutor(1, thread_name_prefix="items")
+            self._items_reader = ThreadPoolExecutor(_READERS, thread_name_prefix="items")
         return self._items_reader
+
+    def _read_items(
+        self, inputs: Mapping[str, Any], with_sound: bool
+    ) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
+        fetched = fetch_links(inputs, links_of(self._stage.engine, self._stage.engine_args))
+        return take_items(fetched, self._ready().item_kinds, with_sound=with_sound)
 
     def _begin_those_read(self) -> Iterator[EngineOutput]:
         """Begin the requests whose pictures, sound and videos are decoded; put out the ends of those that are bad."""

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import av
@@ -186,13 +187,16 @@ async def test_a_stage_that_is_lost_amid_the_sound_is_told_in_the_stream(hub: Se
 
 
 async def test_asking_for_words_and_picture_counts_the_prompt_once() -> None:
+    """Whole, streamed, and for two answers; both stages have read it."""
     async with served(DRAWER) as hub, hub.client as client:
+        create = partial(client.chat.completions.create, **{**ASK, "model": ""})
         counts = []
         for modalities in (["text"], ["text", "image"]):
-            answer = await client.chat.completions.create(**{**ASK, "model": ""}, modalities=modalities)
-            assert answer.usage is not None
-            counts.append(answer.usage.prompt_tokens)
-    assert counts == [3, 3]
+            answers = [await create(modalities=modalities), await create(modalities=modalities, n=2)]
+            stream = await create(modalities=modalities, stream=True, stream_options={"include_usage": True})
+            *_, last = [each async for each in stream]
+            counts += [each.usage.prompt_tokens for each in (*answers, last) if each.usage is not None]
+    assert counts == [3] * 6
 
 
 @pytest.mark.attack("C12")

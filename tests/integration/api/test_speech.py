@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -35,6 +36,13 @@ async def client(hub: Served) -> AsyncIterator[AsyncOpenAI]:
 
 def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+
+
+async def hear(http: httpx.AsyncClient, url: str, asked: dict[str, Any], heard: bytearray) -> None:
+    """Add to ``heard`` what comes, up to its end or an error."""
+    async with http.stream("POST", url, json=asked) as answer:
+        async for piece in answer.aiter_bytes():
+            heard += piece
 
 
 def seconds_of(file: bytes) -> float:
@@ -147,6 +155,26 @@ async def test_a_failure_amid_the_sound_reaches_the_client_in_each_form(hub: Ser
             await http.post(f"{hub.address}/v1/audio/speech", json={**asked, "stream_format": "audio"})
     with pytest.raises((APIConnectionError, httpx.RemoteProtocolError)):
         await client.audio.speech.create(**asked, stream_format="audio")
+
+
+async def test_a_file_that_is_cut_short_leaves_lines_of_ours_and_no_error_of_the_server(
+    hub: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """request.failed says why, http.cut that the connection was closed, once a minute; what was made has arrived."""
+    asked = {**ASK, "input": "one FAIL", "response_format": "pcm", "stream_format": "audio"}
+    async with httpx.AsyncClient(timeout=30.0) as http:
+        for _ in range(2):
+            heard = bytearray()
+            with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+                await hear(http, f"{hub.address}/v1/audio/speech", asked, heard)
+            assert heard == spoken("one", **PLAIN)
+    of_hub = [each for each in caplog.records if each.name.startswith(("hub.", "uvicorn", "asyncio"))]
+    lines = [(each.levelname, each.getMessage()) for each in of_hub if each.levelno >= logging.WARNING]
+    assert [line for line in lines if "request.failed" not in line[1]] == [
+        ("WARNING", "http.cut reason=cut_short client=127.0.0.1 connections=1: omni_hub_http_cut_total counts them")
+    ]
+    assert len([line for line in lines if "request.failed" in line[1]]) == 2
+    assert hub.omni.metrics.get_sample_value("omni_hub_http_cut_total", {"reason": "cut_short"}) == 2
 
 
 async def test_a_voice_that_is_lost_amid_the_sound_is_told_in_an_event(hub: Served) -> None:

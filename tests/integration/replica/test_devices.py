@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,4 +90,6 @@ def dry_run(folder: Path, replicas: int) -> subprocess.CompletedProcess[str]:
     file = folder / "one.yaml"
     file.write_text(f"stages: [{stage % (replicas, 'tests.support.environment_callables:variable')}]")
     words = [sys.executable, "-m", "omni_discovery", "serve", "--dry-run", "--port", "0", "--deploy-config", str(file)]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    # Not where other programs of this user have said that they serve.
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, env=environment)

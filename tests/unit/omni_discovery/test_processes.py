@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +16,14 @@ from omni_discovery import processes
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import (
     LEAST_FILES,
+    OwnedFolder,
     check_parents,
     check_unshared,
     is_private,
     make_private,
     open_private,
     raise_descriptor_limit,
+    remove_orphaned,
 )
 from tests.support.other_user import NOBODY, require_root
 
@@ -154,3 +159,112 @@ def test_a_folder_of_another_user_is_not_unshared(tmp_path: Path) -> None:
     os.chown(tmp_path, NOBODY, -1)
     with pytest.raises(ConfigError, match="belongs to user"):
         check_unshared(tmp_path)
+
+
+def test_a_folder_behind_a_link_of_another_user_is_not_unshared(tmp_path: Path) -> None:
+    require_root()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    check_unshared(tmp_path / "link")
+    os.lchown(tmp_path / "link", NOBODY, -1)
+    for folder in (tmp_path / "link", tmp_path / "link" / "below"):
+        with pytest.raises(ConfigError, match=r"is a link made by user [^:]*$"):
+            check_unshared(folder)
+
+
+def test_an_owned_folder_is_removed_when_its_owner_and_its_forks_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. it stays while a process lives that was forked from its owner
+    2. when that is killed, it goes; another user's of such a name stays
+    """
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    foreign = tmp_path / f"test-{os.getuid()}-foreign"
+    foreign.mkdir()
+    (foreign / "owner").touch()
+    foreign.chmod(0o777)
+    owned = OwnedFolder("test-", "s")
+    child = os.fork()
+    if not child:
+        signal.pause()
+    owned._lock.close()
+    remove_orphaned("test-")
+    assert owned.path.exists()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    remove_orphaned("test-")
+    assert not owned.path.exists()
+    assert foreign.exists()
+    owned.remove()
+
+
+def test_an_owned_folder_that_can_be_made_nowhere_says_why_for_each_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "white space").mkdir()
+    places = [str(tmp_path / name) for name in ("open", "white space", "missing", "n" * 100)]
+    (tmp_path / ("n" * 100)).mkdir()
+    monkeypatch.setattr(processes, "_places", lambda: places)
+    why = r"others can write to .*/open.*characters.*missing.*no socket can be made in .*nnn"
+    with pytest.raises(ConfigError, match=why):
+        OwnedFolder("test-", "s")
+    assert [list(Path(place).iterdir()) for place in (places[0], places[1], places[3])] == [[], [], []]
+
+
+@contextmanager
+def descriptors_to_spare(count: int) -> Iterator[None]:
+    """So many files more may be opened by this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probes = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+    for each in probes:
+        os.close(each)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probes[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.attack("D2")
+@pytest.mark.parametrize("spare", range(6))
+def test_what_is_left_for_want_of_descriptors_is_found_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    """1. an orphan with files and folders in it; no call raises, however few descriptors there are
+    2. what is left keeps its lock's file, so that the next call knows it for an orphan
+    """
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    owned = OwnedFolder("test-", "s")
+    (owned.path / "below" / "further").mkdir(parents=True)
+    (owned.path / "below" / "further" / "file").touch()
+    (owned.path / "file").touch()
+    (owned.path / "link").symlink_to(tmp_path)
+    owned._lock.close()
+    with descriptors_to_spare(spare):
+        is_done = remove_orphaned("test-")
+    assert is_done == (not owned.path.exists())
+    assert is_done or (owned.path / "owner").exists()
+    assert is_done or spare < 5
+    assert not is_done or spare > 0
+    assert remove_orphaned("test-")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.attack("D2")
+def test_a_folder_that_could_not_be_made_for_want_of_descriptors_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    with descriptors_to_spare(0), pytest.raises(OSError, match="Too many open files"):
+        OwnedFolder("test-", "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_descriptor_the_places_beside_the_temporary_folder_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The temporary folder is found by making a file in it."""
+    monkeypatch.setattr(processes.tempfile, "tempdir", None)
+    with descriptors_to_spare(0):
+        assert not remove_orphaned("test-")
+    assert remove_orphaned("test-")

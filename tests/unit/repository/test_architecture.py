@@ -67,7 +67,7 @@ LAYERS = {
         ("cli", "command", "omni", "joining"),
     ),
     "stage_runtime": (
-        ("", "config", "lifecycle", "addresses", "status_pipe"),
+        ("", "config", "lifecycle", "addresses", "status_pipe", "private_folders"),
         ("engines", "connectors", "supervisor"),
         ("engine_loop",),
         ("server",),

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 ROOMS = ("hub", "omni_discovery", "stage_runtime")
 #: Whose variables they are, so that other words in capitals are not taken for one.
 VARIABLE = re.compile(
-    r"(OMNI|XDG|CUDA|HIP|ROCR|ASCEND|VLLM|HF|MASTER|GRPC|OMP|RAY|NCCL|TORCH|PYTHON)(_[A-Z0-9]+)+|PYTHON[A-Z]+"
+    r"(OMNI|XDG|CUDA|HIP|ROCR|ASCEND|VLLM|HF|MASTER|GRPC|OMP|RAY|NCCL|TORCH|TORCHINDUCTOR|TRITON|FLASHINFER|PYTHON)(_[A-Z0-9]+)+|PYTHON[A-Z]+"
 )
 
 

@@ -16,7 +16,7 @@ from tests.support.hub_fakes import ONE_STAGE, deploy_of
 DEPLOY = deploy_of(ONE_STAGE)
 APP = build_app(AsyncOmni(DEPLOY, "hub-1", None), DEPLOY, 0)
 #: For operators' tools, not for clients; and this description itself.
-UNDESCRIBED = {"/metrics", "/openapi.json"}
+UNDESCRIBED = {"/metrics", "/openapi.json", "/docs"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def described() -> dict[str, Any]:
 
 def test_every_route_is_described_with_its_method(described: dict[str, Any]) -> None:
     routes = {
-        (route.path, method.lower())
+        (route.path_format, method.lower())
         for route in APP.routes
         if isinstance(route, Route) and route.path not in UNDESCRIBED
         for method in (route.methods or set()) - {"HEAD"}
@@ -40,7 +40,8 @@ def test_every_route_is_described_with_its_method(described: dict[str, Any]) -> 
 def schema_of(described: dict[str, Any], path: str) -> dict[str, Any]:
     """The schema of a body, with all that it refers to."""
     content = described["paths"][path]["post"]["requestBody"]["content"]
-    return {**content["application/json"]["schema"], "components": described["components"]}
+    (body,) = content.values()
+    return {**body["schema"], "components": described["components"]}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ def schema_of(described: dict[str, Any], path: str) -> dict[str, Any]:
         ("/v1/completions", {"prompt": ["a", "b"], "ignore_eos": True, "n": 2}, {"prompt": "a", "n": 0}),
         ("/v1/audio/speech", {"input": "hi", "voice": "ann", "speed": 2}, {"input": "hi", "speed": 9}),
         ("/v1/images/generations", {"prompt": "a cat", "size": "64x64"}, {"prompt": "a cat", "size": "huge"}),
+        ("/v1/images/edits", {"prompt": "a hat", "image": ["a"], "n": 2}, {"prompt": "a hat", "image": []}),
+        ("/v1/chat/completions", {"messages": [], "tools": [], "echo": None}, {"messages": [], "tools": [{}]}),
+        ("/v1/completions", {"prompt": "a", "best_of": 1, "suffix": ""}, {"prompt": "a", "best_of": 2}),
+        ("/v1/images/generations", {"prompt": "a", "quality": "auto"}, {"prompt": "a", "quality": "high"}),
+        ("/v1/images/edits", {"prompt": "a", "image": ["a"]}, {"prompt": "a", "image": ["a"], "size": None}),
     ],
 )
 def test_the_schemas_take_what_the_routes_take(described: dict[str, Any], path: str, good: Any, bad: Any) -> None:

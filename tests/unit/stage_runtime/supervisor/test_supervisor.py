@@ -431,3 +431,29 @@ def test_a_replica_without_a_descriptor_for_its_start_is_tried_for_ever(caplog: 
     assert caplog.text.count("supervisor.not_started stage=0: [Errno 24] Too many open files") == 20
     assert not slot.is_hopeless
     assert slot.start_at_s < float("inf")
+
+
+def test_what_ended_processes_left_stops_no_start_and_is_looked_for_until_it_is_gone() -> None:
+    """1. at the start it can't be removed: replicas start, and it is tried again after a pause, until it is gone
+    2. a replica ends: it is looked for again
+    """
+    answers, asked = [False, False, True, True], []
+
+    def tidy() -> bool:
+        asked.append(now_s)
+        return answers.pop(0)
+
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    launcher = _Ending((1, b""))
+    supervisor = Supervisor(
+        SupervisorConfig(replica=replica), deploy_of(ONE_STAGE), launcher, lambda ordinal: {}, tidy=tidy
+    )
+    (slot,) = supervisor._slots
+    for now_s in (100.0, 110.0, 130.0, 160.0, 200.0):
+        supervisor._tidy_due(now_s)
+        supervisor._start_due(now_s)
+        assert slot.child is not None
+    assert asked == [100.0, 130.0, 160.0]
+    supervisor._reap(slot)
+    supervisor._tidy_due(now_s)
+    assert asked[3:] == [200.0]

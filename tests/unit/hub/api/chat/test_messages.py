@@ -18,6 +18,7 @@ from omni_discovery import wire
 from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.media_links import MediaLinks
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
 from stage_runtime.engines.media.items import PICTURES, take_items
 from stage_runtime.engines.pictures.request import Traits
@@ -175,3 +176,16 @@ def test_a_pipeline_that_draws_refuses_to_be_shown_something() -> None:
     traits = Traits("Fake", frozenset({"prompt"}), True, 8, 512)
     with pytest.raises(InvalidRequestError, match=r"messages\[0\]: this stage takes text only"):
         read_drawing(ask(TEXT), traits)
+
+
+def test_links_on_the_first_stages_list_are_let_in_and_no_others() -> None:
+    links = MediaLinks(domains=("example.org",))
+    for part in (shown("https://example.org/x.png"), {"type": "video_url", "video_url": "http://example.org/x.mp4"}):
+        assert parse_chat(body(TEXT, part), links).messages[0]["content"][1] == part
+    for part, said in (
+        (shown("https://example.net/x.png"), r"messages\[0\].content\[0\]: image_url: only files of example.org"),
+        (shown("file:///etc/passwd"), "files of the replica's host are not read"),
+        ({"type": "input_audio", "input_audio": {"data": "https://example.org/x", "format": "wav"}}, "not a URL"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            parse_chat(body(part), links)

@@ -1,0 +1,153 @@
+"""What the routes that draw have in common: the requests to the pipeline, and the pictures in the shapes of OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from hub.api.errors import describe
+from hub.api.generation.body import AnswerSize
+from hub.api.generation.fields import stage_params, with_seed
+from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, stale_header
+from hub.api.generation.usage import Usage
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from hub.api.images.schema import ImageFields
+    from hub.async_omni import AsyncOmni
+    from hub.request.outputs import OmniOutput
+    from omni_discovery.deploy.document import DeployConfig
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+
+
+class Drawing:
+    """Draws for one route. ``event`` begins the names of its events."""
+
+    def __init__(self, omni: AsyncOmni, deploy: DeployConfig, event: str) -> None:
+        self.route = Route(omni, deploy, "img")
+        self._omni, self._deploy, self._event = omni, deploy, event
+        self._drawing = [stage.stage_id for stage in deploy.stages if stage.final_output == "image"]
+
+    def check_pipeline(self) -> None:
+        """Raise InvalidRequestError for a pipeline that draws nothing."""
+        if not self._drawing:
+            raise InvalidRequestError("this pipeline draws nothing: no stage of it has final_output: image")
+
+    async def respond(self, asked: ImageFields, came: Came) -> Response:
+        """The answer to a request. Raise OmniError."""
+        with self._omni.rejections.counted():
+            more = dict.fromkeys(self._drawing, asked.image_params())
+            params = stage_params(self._deploy, asked, {}, more)
+        inputs = {"messages": [{"role": "user", "content": asked.content()}]}
+        asks = [Ask(inputs, with_seed(params, number), ("image",)) for number in range(asked.n or 1)]
+        usage = Usage([stage.stage_id for stage in self._deploy.stages], len(asks))
+        generation = self.route.generation(came, asked, asks)
+        headers = stale_header(self._omni)
+        if asked.stream:
+            # The first output decides the status: an error before it is an ordinary error answer.
+            first = await generation.first()
+            events = self._events(generation, first, usage)
+            return GenerationStream(generation, events, "text/event-stream", headers)
+        drawn = await _whole(generation, usage)
+        if generation.has_left:
+            return generation.left_response
+        if not drawn:
+            raise _nothing()
+        # In a thread: pictures may be large, and the hub's loop must go on.
+        body = await asyncio.to_thread(_body, drawn, usage)
+        return Response(body, media_type="application/json", headers=headers)
+
+    async def _events(
+        self, generation: Generation, first: tuple[int, OmniOutput] | None, usage: Usage
+    ) -> AsyncIterator[bytes]:
+        """Each picture as it is done; the counts of an event are those since the one before."""
+        shown = dict.fromkeys(usage.shown_as_input(), 0)
+        #: By request: a picture whose counts, which come behind it, are not there yet.
+        waiting: dict[int, bytes] = {}
+        count = 0
+        try:
+            async for number, output in generation.from_first(first):
+                generation.exchange.note_output(output)
+                usage.add(number, output)
+                done = [waiting.pop(number)] if number in waiting and (output.data or output.finish_reason) else []
+                if output.data:
+                    waiting[number] = output.data
+                for picture in done:
+                    counts = usage.shown_as_input()
+                    since = {name: max(0, counts[name] - shown[name]) for name in counts}
+                    shown, count = counts, count + 1
+                    yield await asyncio.to_thread(_completed, self._event, picture, since)
+            if not count and not generation.has_left:
+                raise _nothing()
+        except OmniError as error:
+            generation.exchange.note_error(error)
+            yield _event("error", describe(error)[1])
+
+
+async def _whole(generation: Generation, usage: Usage) -> list[bytes]:
+    """All pictures, in the order of the requests for them."""
+    pictures: dict[int, list[bytes]] = {}
+    size = AnswerSize("a smaller 'n' or 'size'")
+    try:
+        async for number, output in generation:
+            generation.exchange.note_output(output)
+            usage.add(number, output)
+            size.add(4 * len(output.data) // 3)
+            if output.data:
+                pictures.setdefault(number, []).append(output.data)
+    finally:
+        await generation.close()
+    return [each for _, listed in sorted(pictures.items()) for each in listed]
+
+
+def _nothing() -> InvalidRequestError:
+    return InvalidRequestError("nothing was drawn: the stages before have made nothing of this prompt", 422)
+
+
+def _body(pictures: list[bytes], usage: Usage) -> bytes:
+    shown: dict[str, Any] = {
+        "created": int(time.time()),
+        "data": [{"b64_json": base64.b64encode(each).decode(), "revised_prompt": None} for each in pictures],
+        "output_format": "png",
+        "usage": _shown_counts(usage.shown_as_input()),
+    }
+    if size := size_of(pictures[0]):
+        shown["size"] = size
+    return msgspec.json.encode(shown)
+
+
+def _completed(name: str, picture: bytes, counts: dict[str, int]) -> bytes:
+    shown = {
+        "b64_json": base64.b64encode(picture).decode(),
+        "background": "auto",
+        "created_at": int(time.time()),
+        "output_format": "png",
+        "quality": "auto",
+        "size": size_of(picture) or "auto",
+        "usage": _shown_counts(counts),
+    }
+    return _event(f"{name}.completed", shown)
+
+
+def _shown_counts(counts: dict[str, int]) -> dict[str, Any]:
+    return {**counts, "input_tokens_details": {"text_tokens": counts["input_tokens"], "image_tokens": 0}}
+
+
+def _event(name: str, body: dict[str, Any]) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), msgspec.json.encode({"type": name, **body}))
+
+
+def size_of(picture: bytes) -> str:
+    """Width and height of a PNG, as OpenAI writes them; empty for any other file."""
+    if not picture.startswith(_PNG) or len(picture) < 24:
+        return ""
+    width, height = struct.unpack(">II", picture[16:24])
+    return f"{width}x{height}"
