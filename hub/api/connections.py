@@ -51,6 +51,8 @@ class Cut(Enum):
     TINY_PIECES = "tiny_pieces"
     #: Its WebSocket sent more messages in a second than anybody reads.
     TOO_FAST = "too_fast"
+    #: Of what it sent within TLS, hardly anything was HTTP.
+    TLS_RECORDS = "tls_records"
     #: It went on to send its body after its answer.
     ANSWERED = "answered"
     #: Its answer failed after it had begun, and has no place for an error.

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
     from websockets.http11 import Request
 
+    from hub.api.door.tls_input import TlsInput
+
 logger = logging.getLogger(__name__)
 
 _SLOW_HEADER: Final = "the header of the request did not come in time: send all of it at once"
@@ -202,11 +204,14 @@ class _Input(Bounded, asyncio.Protocol):
     _turns: Turns
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
+    #: What stands below TLS; None: there is no TLS.
+    tls: TlsInput | None = None
 
     @property
     def unsent_bytes(self) -> int:
         """See Bounded."""
-        return self.transport.get_write_buffer_size()
+        encrypted_bytes = 0 if self.tls is None else self.tls.unsent_bytes
+        return self.transport.get_write_buffer_size() + encrypted_bytes
 
     def drop(self) -> None:
         """See Bounded."""
@@ -219,6 +224,8 @@ class _Input(Bounded, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        if self.tls is not None:
+            self.tls.http_came(len(data))
         if not self.transport.is_closing():
             self._turns.came(data, self.transport, self.loop)
 
@@ -278,6 +285,15 @@ class BoundedHttp(_Input, H11Protocol):
         self._server.connections.closed(self)
         self._turns.end()
         super().handle_websocket_upgrade(event)
+        adopted = self.current
+        if isinstance(adopted, BoundedWebSocket):
+            adopted.tls = self.tls
+
+    @property
+    def current(self) -> Bounded:
+        """The protocol that the connection has now: this one, or its WebSocket."""
+        protocol = self.transport.get_protocol()
+        return protocol if isinstance(protocol, BoundedWebSocket) else self
 
     def _cut_short(self) -> None:
         if not self.transport.is_closing():

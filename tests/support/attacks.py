@@ -108,6 +108,7 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
+    Attack("G2", "a stranger who sends TLS thousands of KeyUpdates, and no HTTP", "cut; others are served"),
     Attack("G3", "a WebSocket that goes on to send tiny messages", "closed with 1008; others are served"),
 )
 
