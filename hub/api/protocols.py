@@ -13,6 +13,7 @@ import select
 import time
 from abc import ABC, abstractmethod
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -43,6 +44,7 @@ _SLOW_BODY: Final = "the body of the request did not come in time: send it witho
 _FULL: Final = "this hub has too many connections: try again, and use one connection for several requests"
 _BODIES: Final = "too many unfinished bodies are held here: try again, and send the body at once"
 _MALFORMED: Final = "this is no valid HTTP request"
+_NO_HANDSHAKE: Final = "This is no request for a WebSocket: send a GET without a body.\n"
 _TINY: Final = "the body of the request came in too many small chunks: send larger ones, or a Content-Length"
 #: The answer to a client whose connection is closed before it has its answer: status, type, code, text.
 _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
@@ -365,12 +367,18 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
-        self._server.connections.adopted(self, time.monotonic())
+        now_s = time.monotonic()
+        self._server.connections.adopted(self, now_s)
+        self._server.connections.header_awaited(self, now_s)
 
     def _take(self, data: bytes) -> None:
         WebSocketsSansIOProtocol.data_received(self, data)
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.conn.handshake_exc is None:
             self._follow(len(data))
+        else:
+            self._server.cut({self: Cut.MALFORMED})
 
     def _follow(self, size_bytes: int) -> None:
         """Note what is waited for, after so many bytes have come."""
@@ -379,6 +387,8 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             # Of what has come at once, whole messages may have been the most.
             part_bytes = len(self.conn.reader.buffer) + sum(map(len, self.frames))
             self._server.cut(connections.body_came(self, min(size_bytes, part_bytes), now_s))
+        elif not self.handshake_initiated:
+            connections.header_awaited(self, now_s)
         elif self._is_idle:
             connections.header_awaited(self, now_s, is_idle=True)
         else:
@@ -391,6 +401,7 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         """Begin the WebSocket's task, whose endpoint may say when it waits for the client."""
+        self._server.connections.answered(self)
         super().handle_connect(event)
         if hasattr(self, "scope"):
             self.scope[_INPUT_WAIT] = self._note_wait  # type: ignore[typeddict-unknown-key]
@@ -480,6 +491,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     def cut(self, reason: Cut) -> None:
         """See Bounded."""
         logger.debug("stream.cut reason=%s", reason.value)
+        if self.conn.handshake_exc is not None:
+            # The library has made an answer for some of them.
+            answer = b"".join(self.conn.data_to_send())
+            self.transport.write(answer or self.conn.reject(HTTPStatus.BAD_REQUEST, _NO_HANDSHAKE).serialize())
+            self.transport.close()
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
+            return
         if reason not in _CLOSES or self.close_sent or not self.handshake_complete:
             self.transport.abort()
             return

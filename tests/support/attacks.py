@@ -110,6 +110,7 @@ ATTACKS: Final = (
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
     Attack("G2", "a stranger who sends TLS thousands of KeyUpdates, and no HTTP", "cut; others are served"),
     Attack("G3", "a WebSocket that goes on to send tiny messages", "closed with 1008; others are served"),
+    Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
 )
 
 #: Rows without a test, and why.

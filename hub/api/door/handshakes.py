@@ -133,9 +133,7 @@ class TlsListener:
 
         sock.setblocking(False)
         protocol.tls = TlsInput(self._loop, flood)
-        begun = protocol.tls.start_tls(
-            sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=self._goodbye_s
-        )
+        begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=self._goodbye_s)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)
         handshake.task.add_done_callback(partial(self._ended, sock, handshake))

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from hub.api.connections import ConnectionLimits, Connections
-from hub.api.protocols import BoundedWebSocket
+from hub.api.protocols import BoundedHttp, BoundedWebSocket
 from hub.api.server import HttpConfig, HttpServer, bind
 from tests.support.attackers import PING, Attacker, attackers, frame
 from tests.support.hub import Hub
@@ -27,6 +27,11 @@ from tests.support.hub import Hub
 PLACES = 6
 #: What a transport takes before it says that the client is behind.
 BUFFERED = 64 << 10
+#: The headers of a request for a WebSocket, but for what comes behind them; for a host.
+ASK_FOR_STREAM = (
+    "Host: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
+)
 #: Each word takes its time, so that an answer can be made to last.
 ECHO = "{model: m, stages: [{stage_id: 0, engine: echo, engine_args: {capacity: 64, delay_s: 1}, final_output: text}]}"
 
@@ -160,8 +165,7 @@ def begin(url: str) -> Attacker:
 
 
 def ask_for_stream(each: Attacker) -> None:
-    head = f"GET /v1/stream HTTP/1.1\r\nHost: {each.host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    each.send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+    each.send(f"GET /v1/stream HTTP/1.1\r\n{ASK_FOR_STREAM.format(each.host)}\r\n".encode())
 
 
 @pytest.mark.attack("D6")
@@ -224,6 +228,52 @@ async def test_pongs_that_nobody_reads_are_bounded_however_slowly_the_pings_come
             assert BUFFERED // 2 < most < 2 * BUFFERED
             await until(lambda: len(held) == 0)
             assert server._omni.hub_metrics.http_cuts.labels("send_timeout")._value.get() == 1
+        finally:
+            client.close()
+
+
+@pytest.mark.attack("G6")
+async def test_what_asks_for_a_websocket_wrongly_is_answered_and_closed() -> None:
+    """By a POST, with a body of either kind, with too many headers, with a header or a path that is too long."""
+    async with late_server(ConnectionLimits()) as (_, url, server):
+        for method, path, extra, status in (
+            ("POST", "/v1/stream", "Content-Length: 5\r\n", 400),
+            ("GET", "/v1/stream", "Content-Length: 5\r\n", 400),
+            ("GET", "/v1/stream", "Transfer-Encoding: chunked\r\n", 400),
+            ("GET", "/v1/stream", "".join(f"a{number}: b\r\n" for number in range(200)), 431),
+            ("GET", "/v1/stream", f"a: {'b' * 9000}\r\n", 431),
+            ("GET", f"/v1/stream?{'y' * 9000}", "", 414),
+        ):
+            client = Attacker(url)
+            try:
+                client.send(f"{method} {path} HTTP/1.1\r\n{ASK_FOR_STREAM.format(client.host)}{extra}\r\n".encode())
+                answer = await asyncio.to_thread(client.answer)
+                assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (extra[:40], answer)
+                assert b"WebSocket" in answer
+                await until(lambda: len(server._bounded.connections) == 0)
+            finally:
+                client.close()
+        assert server._omni.hub_metrics.http_cuts.labels("malformed")._value.get() == 6
+
+
+@pytest.mark.attack("G6")
+async def test_a_request_for_a_websocket_that_does_not_end_has_the_time_of_a_header() -> None:
+    async with late_server(ConnectionLimits(header_timeout_s=3)) as (_, url, server):
+        held = server._bounded.connections
+        client = Attacker(url)
+        try:
+            await until(lambda: len(held) == 1)
+            (http,) = held.all()
+            assert isinstance(http, BoundedHttp)
+            stream = BoundedWebSocket(
+                server._bounded, config=http.config, server_state=server._server.server_state, app_state={}
+            )
+            held.closed(http)
+            stream.connection_made(http.transport)
+            http.transport.set_protocol(stream)
+            client.send(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n")
+            assert await asyncio.to_thread(client.answer) == b""
+            assert server._omni.hub_metrics.http_cuts.labels("header_timeout")._value.get() == 1
         finally:
             client.close()
 
