@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -429,6 +431,24 @@ class TestThinker:
             return
         assert error is not None
         assert (error[0], error[2:]) == (FailureKind.INVALID, (422,))
+
+    @pytest.mark.attack("E6")
+    def test_forms_are_compiled_with_the_cpu_that_the_engine_leaves(self, thinker: Subject) -> None:
+        """The thread that vLLM compiles them in has a lower priority than the engine's own, and compiles them."""
+        engine: Any = thinker.engine
+        manager = engine._llm.engine_core.engine_core.structured_output_manager
+        compiled_at: list[int] = []
+
+        def compile_noted(request: Any, create: Any = manager._create_grammar) -> Any:
+            compiled_at.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return create(request)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(manager, "_create_grammar", compile_noted)
+            params = {"max_tokens": 8, "structured_outputs": {"choice": ["yes", "no"]}}
+            said = run(engine, replace(ask_thinker("k"), params=params))["k"]
+        assert "".join(output.text for output in said) in {"yes", "no"}
+        assert compiled_at == [min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 10)]
 
     def test_a_request_without_any_sampling_parameters_is_answered(self, thinker: Subject) -> None:
         said = run(thinker.engine, replace(ask_thinker("bare"), params={}))["bare"]

@@ -172,7 +172,6 @@ def test_models_health_readiness_and_figures(hub: Hub, client: openai.OpenAI) ->
         ({"logprobs": True, "top_logprobs": 21}, 400, "logprobs"),
         ({"logprob_token_ids": [5]}, 400, "logprob_token_ids"),
         ({"max_tokens": -1}, 400, "max_tokens"),
-        ({"structured_outputs": {"regex": "("}}, 400, "regex"),
         ({"messages": [{"role": "user", "content": "1 + 1 " * 500}]}, 400, "256"),
         ({"model": "another"}, 404, "another"),
     ],
@@ -183,6 +182,19 @@ def test_what_cant_be_asked_is_refused(
     found, body = hub.post({"model": "omni-demo", "messages": SUM, "stream": stream, **fields})
     assert found == status, body
     assert said in body["error"]["message"]
+    assert hub.ask("1 + 1", model="omni-demo")[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_that_cant_be_read_is_refused_by_the_replica(hub: Hub, client: openai.OpenAI, stream: bool) -> None:
+    """The hub compiles none, so a stream has begun already, and ends with the error."""
+    with pytest.raises(openai.APIError, match="regex") as caught:
+        list(
+            client.chat.completions.create(
+                model="omni-demo", messages=SUM, stream=stream, extra_body={"structured_outputs": {"regex": "("}}
+            )
+        )
+    assert str(caught.value.code) == "400"
     assert hub.ask("1 + 1", model="omni-demo")[0] == 200
 
 

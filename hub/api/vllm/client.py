@@ -19,6 +19,7 @@ from hub.api.exchange import current_exchange
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
 from hub.api.vllm.fan_out import announce, in_flight, merged
+from hub.api.vllm.forms import without_form
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
@@ -119,7 +120,8 @@ class OmniEngineClient(StageControl, EngineClient):
                         yield made
 
     def _checked_tokens(self, request_id: str, prompt: Any, params: Any, tasks: Any, lora_request: Any) -> list[int]:
-        checked = self.input_processor.process_inputs(request_id, prompt, params, tasks, lora_request=lora_request)
+        bare = without_form(params)
+        checked = self.input_processor.process_inputs(request_id, prompt, bare, tasks, lora_request=lora_request)
         if not checked.prompt_token_ids:
             raise InvalidRequestError("the prompt is empty, or not of tokens")
         return list(checked.prompt_token_ids)

@@ -13,7 +13,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from hub.api.errors import describe, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out
+from hub.api.vllm import fan_out, forms
 from hub.api.vllm.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
@@ -50,7 +50,8 @@ class AnsweredErrors(logging.Filter):
         """See logging."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, VLLMError) and isinstance(error.__cause__, OmniError):
-            record.msg, record.args = f"{record.getMessage().rstrip('.')}: {error}", ()
+            text = record.getMessage().rstrip(".")
+            record.msg, record.args = text if str(error) in text else f"{text}: {error}", ()
             record.exc_info = record.exc_text = None
         return True
 
@@ -70,6 +71,7 @@ class HubHeaders:
         retry_after_s: list[float] = []
         _retry_after_s.set(retry_after_s)
         fan_out.start_http_request()
+        forms.start_http_request()
         body, has_begun = Body(scope, receive), False
 
         async def send_more(message: Message) -> None:

@@ -86,7 +86,7 @@ def params_of_choices(asked: Any) -> list[dict[str, Any]]:
         )
     params = stage_params(asked)
     if params.get("structured_outputs"):
-        # VLLM's own check of them, which comes next, compiles them.
+        # VLLM's server has made some of them itself, from tools.
         check_answer_form("structured_outputs", params["structured_outputs"])
     if asked.n == 1:
         return [params]

@@ -17,6 +17,7 @@ from stage_runtime.engines.vllm.load import (
     describe_model,
     details_of,
     load_llm,
+    put_forms_behind_engine,
     rendezvous_removed,
     take_allow_rpc,
     usual_capacity,
@@ -88,6 +89,7 @@ class LlmStage:
 
         report("loading the model", 0.4)
         self._llm = load_llm(self._stage, arguments)
+        put_forms_behind_engine(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
         self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
         #: See DescribedEngine.

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +27,8 @@ from stage_runtime.engines.files import check_model_files
 
 #: How many requests vLLM runs at once by default, without ``max_num_seqs``.
 _USUAL_CAPACITY: Final = 256
+#: Added to the nice value of threads that compile forms of answers: beside a busy thread they get a tenth of a CPU.
+_FORMS_NICE: Final = 10
 
 
 def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
@@ -81,6 +86,25 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
     if llm.vllm_config.model_config.runner_type == "pooling" and given.get("runner") != "pooling":
         raise ConfigError(f"stage {stage.stage_id}: this model pools, as vLLM has it: set final_output: embedding")
     return llm
+
+
+def put_forms_behind_engine(llm: Any) -> None:
+    """Have the threads that compile the forms of answers get the CPU that the engine leaves.
+
+    A form may ask for seconds of all CPUs, while the engine's own thread has to launch each of its steps.
+    """
+    core = getattr(getattr(llm, "engine_core", None), "engine_core", None)
+    manager: Any = getattr(core, "structured_output_manager", None)
+    if getattr(manager, "executor", None) is None:
+        return
+    manager.executor.shutdown(wait=False)
+    manager.executor = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "omni-forms", _lower_priority)
+
+
+def _lower_priority() -> None:
+    # On Linux that is the priority of this thread, and of those that it starts.
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _FORMS_NICE))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import re
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -523,7 +524,7 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, said: str) -> None:
-    from hub.api.vllm.server import parse_flags
+    from hub.api.vllm.flags import parse_flags
 
     with pytest.raises(ConfigError, match=said) as caught:
         parse_flags(flags)
@@ -623,3 +624,51 @@ async def test_a_client_names_its_request_and_the_servers_own_ids_stay_ours(fron
     assert (streamed.headers["x-request-id"], "x-omni-replicas" in streamed.headers) == ("mine/7", False)
     assert {submit.label for submit in replica.of(wire.Submit)} == {"mine/7"}
     assert not any("mine" in submit.request_id for submit in replica.of(wire.Submit))
+
+
+#: Near the bound: the part of vLLM's check that comes before its threads takes 0.2 s.
+AT_THE_BOUND = {
+    "prefixItems": [{"type": "integer", "minimum": -(2**63) + each, "maximum": 2**62} for each in range(127)]
+}
+FORMS = {
+    "json": {"structured_outputs": {"json": AT_THE_BOUND}},
+    "regex": {"structured_outputs": {"regex": "[a-z]{1,2048}"}},
+    "grammar": {"structured_outputs": {"grammar": 'root ::= "a"'}},
+    "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
+    "tag": {"response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": {}}}},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": AT_THE_BOUND}}},
+}
+
+
+@pytest.mark.attack("E6")
+@pytest.mark.parametrize("asked", FORMS.values(), ids=list(FORMS))
+async def test_a_hub_compiles_no_form(frontend: Any, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]) -> None:
+    """1. a compiler that would hold up whoever calls it until another client has been answered
+    2. a form is asked for, and the other client comes behind it: both are answered, the form by the replica
+    """
+    other_is_answered = threading.Event()
+    compiled: list[str] = []
+
+    def compile_for_long(name: str) -> None:
+        compiled.append(name)
+        other_is_answered.wait(3)
+
+    for name in ("from_json_schema", "from_regex", "from_ebnf", "from_lark", "from_structural_tag"):
+        monkeypatch.setattr(f"xgrammar.Grammar.{name}", lambda *_, name=name, **__: compile_for_long(name))
+    async with serving(frontend, speak) as (client, replica):
+        form = asyncio.create_task(client.post("/v1/chat/completions", json={**CHAT, **asked}))
+        other = await client.post("/v1/completions", json=ASK)
+        other_is_answered.set()
+        answer = await form
+        assert (answer.status_code, other.status_code) == (200, 200), answer.text
+        assert not compiled
+        forms = [submit.params.get("structured_outputs") for submit in replica.of(wire.Submit)]
+        assert sum(each is not None for each in forms) == 1
+
+
+async def test_a_form_that_is_no_json_is_refused_by_the_hub(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, replica):
+        asked = {"structured_outputs": {"structural_tag": "{"}}
+        answer = await client.post("/v1/chat/completions", json={**CHAT, **asked})
+        assert answer.status_code == 400, answer.text
+        assert not replica.of(wire.Submit)
