@@ -1,12 +1,14 @@
 """TlsInput: what a client sends reaches TLS in slices, and others have their turn between them.
 
 asyncio's TLS reads all that is there before anybody else has a turn, and shows its protocol nothing of what TLS is told
-for itself. So this stands between the transport and TLS: it passes on a few KiB at a time, and counts the records.
+for itself. So this stands between the transport and TLS: it passes on a few KiB at a time, lets others in when these
+have taken long, and counts the records.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from hub.api.door.record_limit import RecordLimit
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-#: What TLS gets in one turn: some 150 records at most.
+#: What TLS gets at once: some 150 records at most.
 _SLICE_BYTES: Final = 4 << 10
+#: How long the slices of one turn may take, but for the one with which they pass that.
+_TURN_S: Final = 0.003
 
 
 class TlsInput(asyncio.BufferedProtocol):
@@ -30,6 +34,8 @@ class TlsInput(asyncio.BufferedProtocol):
         #: What came before TLS was there to take it.
         self._early = b""
         self._http_bytes = 0
+        #: What the slices have taken since others had their turn.
+        self._spent_s = 0.0
         self._transport: asyncio.Transport | None = None
         #: asyncio's protocol of TLS.
         self._tls: Any = None
@@ -131,13 +137,16 @@ class TlsInput(asyncio.BufferedProtocol):
         self._resume()
 
     def _pass(self, data: bytes) -> None:
-        """Give TLS a slice; nothing more is read in this turn if there may be more."""
+        """Give TLS a slice; nothing more is read in this turn if that took long."""
+        began_s = time.monotonic()
         self._tls.get_buffer(len(data))[: len(data)] = data
         self._tls.buffer_updated(len(data))
         http_bytes, self._http_bytes = self._http_bytes, 0
+        self._spent_s += time.monotonic() - began_s
         if self._limit.came(data, http_bytes):
             self._on_flood()
-        elif len(data) == _SLICE_BYTES:
+        elif self._spent_s > _TURN_S:
+            self._spent_s = 0.0
             self._pause()
 
     def _pause(self) -> None:
