@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "G")
+KINDS: Final = ("A", "C", "D", "E", "F", "G")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,10 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
+    Attack("F1", "connections to the ports of an engine's process groups, closed at once", "nobody can connect"),
+    Attack("F4", "sound with sample rates of 1 Hz or of gigahertz", "the request fails; memory stays flat"),
+    Attack("F5", "token ids without text and without end", "the hub keeps 8 MiB of a stage's output at most"),
+    Attack("F7", "large files of a stage that is declared deterministic", "compared by parts; the loop goes on"),
     Attack("G2", "a stranger who sends TLS thousands of KeyUpdates, and no HTTP", "cut; others are served"),
     Attack("G3", "a WebSocket that goes on to send tiny messages", "closed with 1008; others are served"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),

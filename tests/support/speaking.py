@@ -88,13 +88,14 @@ def think(asked: Prompt) -> Iterator[str | dict[str, str]]:
 
 
 def speak(said: Said) -> Iterator[bytes]:
-    """A WAV file for each word. The word FAIL fails, WAIT waits for the test."""
+    """A WAV file for each word. The word FAIL fails, WAIT waits for the test, RATE=1 has a header that says 1 Hz."""
     for word in (said.text or said.prompt).split()[: said.max_tokens]:
         if word == "FAIL":
             raise RuntimeError("it was told to fail")
         if word == "WAIT":
             GO_ON.wait(60.0)
-        yield wav_of(samples_of(word, said))
+        _, is_odd, rate_hz = word.partition("RATE=")
+        yield wav_of(samples_of(word, said), int(rate_hz) if is_odd else RATE_HZ)
 
 
 def samples_of(word: str, said: Said) -> bytes:
@@ -109,13 +110,13 @@ def spoken(text: str, **how: str) -> bytes:
     return b"".join(samples_of(word, msgspec.convert(how, Said)) for word in text.split())
 
 
-def wav_of(samples: bytes) -> bytes:
+def wav_of(samples: bytes, rate_hz: int = RATE_HZ) -> bytes:
     """A WAV file of samples."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
         writer.setsampwidth(2)
-        writer.setframerate(RATE_HZ)
+        writer.setframerate(rate_hz)
         writer.writeframes(samples)
     return file.getvalue()
 

@@ -24,6 +24,7 @@ from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.files import check_model_files
+from stage_runtime.engines.process_group import seal_single_rank_groups
 
 #: How many requests vLLM runs at once by default, without ``max_num_seqs``.
 _USUAL_CAPACITY: Final = 256
@@ -72,6 +73,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
     from vllm import EngineArgs, LLMEngine
 
     arguments = engine_args_of(stage, given, EngineArgs)
+    seal_single_rank_groups()
     try:
         llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     except (ValueError, OSError) as error:
