@@ -120,8 +120,11 @@ ATTACKS: Final = (
     Attack("F6", "records of nobody, and documents of thousands of stages, before omni doctor", "it ends in seconds"),
     Attack("F7", "large files of a stage that is declared deterministic", "compared by parts; the loop goes on"),
     Attack("G1", "one prompt of megabytes, with 16 answers, is turned into tokens", "refused by its length; read once"),
+    Attack("G2", "a stranger who sends TLS thousands of KeyUpdates, and no HTTP", "cut; others are served"),
+    Attack("G3", "a WebSocket that goes on to send tiny messages", "closed with 1008; others are served"),
     Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
+    Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
 )
 
 #: Rows without a test, and why.

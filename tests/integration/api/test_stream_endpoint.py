@@ -185,6 +185,28 @@ async def test_who_sends_far_ahead_is_told_to_wait() -> None:
             await until(lambda: len(replica.loop) == 0)
 
 
+@pytest.mark.attack("G3")
+async def test_frames_behind_the_last_segment_are_forgiven_only_if_they_are_few() -> None:
+    """1. an 'end' that was not needed changes nothing; 2. frames that go on coming end the request, and say why"""
+    with LocalReplica(HUBS, delay_s=0.05) as replica:
+        async with served(ONE, replica) as address:
+            async with connect(address) as client:
+                await say(client, prompt="a b c", last=True)
+                await client.send('{"type": "end"}')
+                assert text(await hear(client, "done")) == "a b c"
+            async with connect(address) as client:
+                await say(client, prompt="word " * 10_000, last=True)
+                for _ in range(20):
+                    await client.send("")
+                error = (await hear(client, "error"))[-1]
+                assert (error["status"], error["error"]["code"]) == (400, "invalid_request")
+                assert "behind the last segment" in error["error"]["message"]
+                with pytest.raises(ConnectionClosed):
+                    await client.recv()
+                assert client.close_code == 1008
+                await until(lambda: len(replica.loop) == 0, 30.0)
+
+
 async def test_a_client_that_reads_nothing_is_waited_for_and_holds_up_nobody() -> None:
     """1. small buffers, and an answer larger than them for a client that does not read one frame
     2. nothing is made for it any more, and others are served; 3. it leaves: its place is free
