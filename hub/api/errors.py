@@ -37,6 +37,14 @@ class UnauthorizedError(InvalidRequestError):
         self.status = 401
 
 
+class NotServedError(InvalidRequestError):
+    """The request is right, and this server can't serve it: it says what is missing."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.status = 501
+
+
 class ModelNotFoundError(InvalidRequestError):
     """The request names a model that is not served here."""
 
@@ -65,6 +73,7 @@ _REFUSED: Final = {
     413: ("invalid_request_error", "request_too_large"),
     415: ("invalid_request_error", "unsupported_media_type"),
     422: ("invalid_request_error", "unprocessable_request"),
+    501: ("invalid_request_error", "not_served"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The stage of a pipeline that ``--api vllm`` serves, by the deploy document alone."""
+"""The stages of a pipeline that vLLM's and vLLM-Omni's servers need to know, by the deploy document alone."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def serving_stage(deploy: DeployConfig) -> StageConfig:
             f"--api vllm needs a stage that reads prompts; stage {stage.stage_id} takes the hand-off of another"
         )
     return stage
+
+
+def stages_read_here(deploy: DeployConfig, api: str) -> tuple[int, ...]:
+    """The stages whose models' configs and tokenizers the server of this API reads in the hub. Raise ConfigError."""
+    if api == "vllm":
+        return (serving_stage(deploy).stage_id,)
+    if api != "vllm-omni":
+        return ()
+    theirs = [stage.stage_id for stage in deploy.stages if stage.engine == "vllm-omni"]
+    return tuple(sorted({deploy.stages[0].stage_id, *theirs[:1]}))
 
 
 def pools(stage: StageConfig) -> bool:

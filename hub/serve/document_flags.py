@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hub.api.served_stage import serving_stage
+from hub.api.served_stage import stages_read_here
 from hub.serve.foreign_flags import engine_args_of, served_name, serves_model_alone, stage_of_model
 from hub.serve.vllm_omni.resolve import (
     add_omni_options,
@@ -170,9 +170,8 @@ def _document_in_force(arguments: argparse.Namespace) -> DeployConfig:
             " or start the hub that has the file first"
         )
     deploy = decode_deploy(in_force, pipeline_key(namespace))
-    if arguments.api == "vllm":
-        # vLLM's server reads the config and the tokenizer of this stage's model on the hub itself.
-        check_document(deploy, serving_stage(deploy).stage_id, read_bounds(arguments), locate_model)
+    for stage_id in stages_read_here(deploy, arguments.api):
+        check_document(deploy, stage_id, read_bounds(arguments), locate_model)
     stages = [stage.stage_id for stage in deploy.stages]
     logger.info("deploy.in_force namespace=%s model=%s stages=%s", namespace, deploy.served_name, stages)
     return deploy

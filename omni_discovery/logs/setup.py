@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Literal, TextIO
@@ -132,6 +133,19 @@ def set_up_logging(options: LogOptions) -> None:
         logging.captureWarnings(capture=True)
         sys.excepthook = _log_crash
         threading.excepthook = _log_thread_crash
+
+
+@contextlib.contextmanager
+def kept_log_levels() -> Iterator[None]:
+    """Undo what the block does to the levels of the root logger and its handlers, as some libraries do on import."""
+    root = logging.getLogger()
+    level, of_handlers = root.level, [(handler, handler.level) for handler in root.handlers]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        for handler, its_level in of_handlers:
+            handler.setLevel(its_level)
 
 
 def identify_process(**names: object) -> None:

@@ -29,12 +29,12 @@ class Hub(Child):
         arguments: Sequence[str],
         namespace: str = "test",
         variables: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.folder = folder
         self.namespace = namespace
-        super().__init__(
-            ["serve", "--port", "0", "--namespace", namespace, *arguments], folder, "serve", variables=variables
-        )
+        words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
+        super().__init__(words, folder, "serve", variables=variables, python=python)
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:

@@ -33,7 +33,10 @@ def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 3
 
 
 class Child:
-    """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it."""
+    """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it.
+
+    ``python`` is another environment's, if it is to run there.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Child:
         name: str = "omni",
         runtime_dir: Path | None = None,
         variables: Mapping[str, str] | None = None,
+        python: Path | None = None,
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
@@ -49,7 +53,7 @@ class Child:
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*OMNI, *arguments],
+                [*(OMNI if python is None else (str(python), *OMNI[1:])), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -92,6 +92,10 @@ class Body:
             whole = b"".join(self._pieces)
             self._pieces.clear()
             try:
-                check_body(whole)
+                self.check(whole)
             except InvalidRequestError as error:
                 self.refusal = error
+
+    def check(self, whole: bytes) -> None:
+        """Raise InvalidRequestError if the whole body is refused."""
+        check_body(whole)

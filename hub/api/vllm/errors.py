@@ -50,7 +50,8 @@ class AnsweredErrors(logging.Filter):
         """See logging."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, VLLMError) and isinstance(error.__cause__, OmniError):
-            record.msg, record.args = f"{record.getMessage().rstrip('.')}: {error}", ()
+            text = record.getMessage().rstrip(".")
+            record.msg, record.args = text if str(error) in text else f"{text}: {error}", ()
             record.exc_info = record.exc_text = None
         return True
 

@@ -7,39 +7,28 @@ runs. No weights are loaded here, and no device is needed.
 from __future__ import annotations
 
 import logging
-import shlex
 from typing import TYPE_CHECKING, Any, Final
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.responses import Response
-from starlette.routing import Route
 from vllm import AsyncEngineArgs
 from vllm.config import LoRAConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import FrontendArgs, make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.exceptions import VLLMError
-from vllm.reasoning import ReasoningParserManager
-from vllm.tool_parsers import ToolParserManager
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.v1.metrics.prometheus import get_prometheus_registry
 
-from hub.api.door.guard import is_trusted
-from hub.api.routes import ready_response
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
+from hub.api.vllm.flags import parse_flags
+from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import kept_log_levels
 from omni_discovery.text import essence
 
 if TYPE_CHECKING:
-    from argparse import Namespace
-
-    from starlette.requests import Request
     from starlette.types import ASGIApp
 
     from hub.async_omni import AsyncOmni
@@ -47,38 +36,6 @@ if TYPE_CHECKING:
 
 if not hasattr(AsyncEngineArgs, "create_structured_outputs_config"):
     raise ImportError("the server of the installed vLLM is an older one")
-
-#: Flags of vLLM's server for its listening socket, which the hub opens itself, or for its own engine.
-_NOT_HERE: Final = frozenset(
-    {
-        "host",
-        "port",
-        "grpc_port",
-        "uds",
-        "uvicorn_log_level",
-        "disable_uvicorn_access_log",
-        "disable_access_log_for_endpoints",
-        "h11_max_incomplete_event_size",
-        "h11_max_header_count",
-        "enable_per_request_metrics",
-        "enable_flash_late_interaction",
-        # The hub answers CORS itself: all methods and headers, no cookies.
-        "allow_credentials",
-        "allowed_headers",
-        "allowed_methods",
-    }
-)
-_NOT_HERE_PREFIXES: Final = ("ssl_ciphers", "enable_ssl", "data_parallel_", "dp_")
-#: Flags that the hub has itself, for every API, with what to give to it.
-_OF_THE_HUB: Final = {
-    "allowed_origins": "--allowed-origins, outside of --api-args",
-    "api_key": "--api-key-file FILE (or --api-key), outside of --api-args",
-    "ssl_certfile": "--ssl-certfile, outside of --api-args",
-    "ssl_keyfile": "--ssl-keyfile, outside of --api-args",
-    "ssl_ca_certs": "--ssl-ca-certs, outside of --api-args",
-    "ssl_cert_reqs": "--ssl-cert-reqs, outside of --api-args",
-}
-
 
 #: A single one: a log handler must not have it twice if several applications are built.
 _ANSWERED_ERRORS: Final = AnsweredErrors()
@@ -111,26 +68,15 @@ class VllmFrontend:
         kind = PoolingClient if pools(self._stage) else OmniEngineClient
         client = kind(omni, self._stage.stage_id, self._config, self._renderer)
         tasks = await client.get_supported_tasks()
-        root = logging.getLogger()
-        level = root.level
-        app = build_app(self._arguments, tasks, self._config.model_config)
-        # One of vLLM's routers raises the level of the root logger.
-        root.setLevel(level)
-
-        async def ready(request: Request) -> Response:
-            return ready_response(omni, shows_details=is_trusted(request.scope))
-
-        async def exposition(_: Request) -> Response:
-            figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
-            return Response(figures, media_type=CONTENT_TYPE_LATEST)
-
-        app.router.routes[:0] = [Route("/ready", ready), Route("/metrics", exposition), *refusing_routes(tasks)]
+        with kept_log_levels():
+            app = build_app(self._arguments, tasks, self._config.model_config)
+        app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         client.adapters.loads = True
-        for handler in root.handlers:
+        for handler in logging.getLogger().handlers:
             handler.addFilter(_ANSWERED_ERRORS)
         return HubHeaders(app, omni)
 
@@ -162,43 +108,3 @@ class VllmFrontend:
         except (TypeError, ValueError, OSError) as error:
             reason = f"vLLM can't read the model {stage.model}: {essence(error)}"
             raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
-
-
-def parse_flags(flags: str) -> Namespace:
-    """The flags for vLLM's server, as ``vllm serve`` takes them. Raise ConfigError."""
-    parser = make_arg_parser(_ApiArgsParser(prog="--api-args", add_help=False))  # type: ignore[no-untyped-call, unused-ignore]
-    try:
-        usual: Namespace = parser.parse_args([])
-        arguments: Namespace = parser.parse_args(shlex.split(flags))
-        check_flags(arguments, usual)
-        validate_parsed_serve_args(arguments)
-        if arguments.tool_parser_plugin:
-            ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
-        if getattr(arguments, "reasoning_parser_plugin", ""):
-            ReasoningParserManager.import_reasoning_parser(arguments.reasoning_parser_plugin)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"--api-args: {error}".replace("Error: ", "")) from error
-    return arguments
-
-
-def check_flags(arguments: Namespace, usual: Namespace) -> None:
-    """Raise ConfigError for flags that would have no effect here."""
-    taken = {name for kind in FrontendArgs.__mro__ for name in getattr(kind, "__annotations__", {})}
-    taken |= {"enable_log_requests", "reasoning_parser_plugin"}
-    for name, value in vars(arguments).items():
-        if value == getattr(usual, name, None):
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if name in _OF_THE_HUB:
-            raise ConfigError(f"--api-args: {flag} is a flag of omni serve for every API: give it {_OF_THE_HUB[name]}")
-        if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES):
-            raise ConfigError(f"--api-args: {flag} has no effect on a hub; leave it out")
-        if name not in taken:
-            raise ConfigError(f"--api-args: {flag} is the engine's: say it in the stage's engine_args")
-
-
-class _ApiArgsParser(FlexibleArgumentParser):  # type: ignore[misc, unused-ignore]
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"--api-args: {message}")

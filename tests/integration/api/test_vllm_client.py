@@ -524,7 +524,7 @@ async def test_what_is_asked_of_the_engine_reaches_every_replica_of_the_stage(fr
     ],
 )
 def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, said: str) -> None:
-    from hub.api.vllm.server import parse_flags
+    from hub.api.vllm.flags import parse_flags
 
     with pytest.raises(ConfigError, match=said) as caught:
         parse_flags(flags)

@@ -84,7 +84,7 @@ def test_every_flag_of_the_server_is_known_with_what_it_takes() -> None:
 
 
 def test_flags_that_api_args_refuses_are_not_recommended_for_it() -> None:
-    from hub.api.vllm.server import _NOT_HERE, _NOT_HERE_PREFIXES, _OF_THE_HUB
+    from hub.api.vllm.flags import _NOT_HERE, _NOT_HERE_PREFIXES, _OF_THE_HUB
 
     server = vllm_flags.SERVER_SWITCHES | vllm_flags.SERVER_VALUES | vllm_flags.SERVER_LISTS
     refused = {name for name in server if name in _NOT_HERE or name.startswith(_NOT_HERE_PREFIXES)}
@@ -95,7 +95,7 @@ def test_flags_that_api_args_refuses_are_not_recommended_for_it() -> None:
 @pytest.mark.attack("A30")
 def test_which_pages_may_send_requests_is_told_to_omni_serve_and_not_to_vllm() -> None:
     """There would be two answers otherwise: the hub's own, and that of the server behind it."""
-    from hub.api.vllm.server import parse_flags
+    from hub.api.vllm.flags import parse_flags
 
     with pytest.raises(ConfigError, match="--allowed-origins is a flag of omni serve for every API"):
         parse_flags("""--allowed-origins '["https://a.example"]'""")

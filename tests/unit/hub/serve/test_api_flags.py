@@ -7,6 +7,7 @@ import importlib.util
 
 import pytest
 
+from hub.api.vllm.omni import versions
 from hub.cli import check_flags
 from hub.command import ServeCommand
 from omni_discovery.errors import ConfigError
@@ -30,6 +31,19 @@ def test_without_vllm_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"pip install 'omni-discovery\[vllm\]'"):
         check_flags(parse("--api", "vllm"))
     check_flags(parse())
+
+
+def test_vllm_omnis_server_is_taken_in_one_release_and_refused_with_the_pip_line_in_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything of it is imported; the flags of its server go with it."""
+    monkeypatch.setattr(versions.check_server_version, "__defaults__", (lambda _: versions.TESTED,))
+    check_flags(parse("--api", "vllm-omni", "--api-args", "--chat-template a"))
+    monkeypatch.setattr(versions.check_server_version, "__defaults__", (lambda _: "0.29.1",))
+    with pytest.raises(ConfigError, match=r"0\.29\.1 is here: pip install 'vllm-omni==0\.30\.0'"):
+        check_flags(parse("--api", "vllm-omni"))
+    with pytest.raises(ConfigError, match="add --api vllm, or --api vllm-omni"):
+        check_flags(parse("--api-args", "--chat-template a"))
 
 
 def test_replicas_alone_have_no_api() -> None:

@@ -169,3 +169,21 @@ def test_a_value_of_a_line_and_the_text_of_an_error_are_text_and_pass_for_no_lin
     assert second.startswith("    2026-01-01 00:00:00 ERROR   forged.line")
     assert trace[0] == "    Traceback (most recent call last):"
     assert obeyed(JsonFormatter().format(record)) == []
+
+
+def test_a_library_that_silences_the_log_on_import_is_undone() -> None:
+    program = """
+        from omni_discovery.logs.setup import kept_log_levels
+        configure_logging(LogOptions(level="error"))
+        configure_logging(LogOptions(level="info"))
+        root = logging.getLogger()
+        try:
+            with kept_log_levels():
+                root.setLevel(logging.CRITICAL)
+                root.handlers[0].setLevel(logging.CRITICAL)
+                lines()
+                raise ImportError
+        except ImportError:
+            lines()
+    """
+    assert [line.split()[2] for line in printed(program)] == ["INFO", "WARNING", "ERROR"] * 2

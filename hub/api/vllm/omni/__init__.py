@@ -1,0 +1,1 @@
+"""vLLM-Omni's own OpenAI server in front of a hub."""

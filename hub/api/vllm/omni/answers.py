@@ -1,0 +1,179 @@
+"""The hub's part of every answer of vLLM-Omni's server: its statuses and headers, and the bounds of what is asked.
+
+The server answers most errors of its engine with 500, and a stream with 200 before it knows of any. So the begin of an
+answer is held back until there is some of it; where a request to a replica has failed by then, the hub's error goes
+out.
+"""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import MutableHeaders
+
+from hub.api.errors import NotServedError, error_response
+from hub.api.generation.running import stale_header
+from hub.api.vllm import fan_out
+from hub.api.vllm.body import Body, check_body
+from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
+from hub.api.vllm.omni.media import CHATS, split_files
+from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
+from omni_discovery.errors import InvalidRequestError, OmniError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from hub.api.vllm.omni.pipeline import ServedPipeline
+    from hub.async_omni import AsyncOmni
+
+
+class HubAnswers:
+    """ASGI middleware around vLLM-Omni's server. ``root_path`` is that of the server, if it has one."""
+
+    def __init__(self, app: ASGIApp, omni: AsyncOmni, pipeline: ServedPipeline, root_path: str = "") -> None:
+        self._app = app
+        self._omni = omni
+        self._pipeline = pipeline
+        self._root_path = root_path.rstrip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        outcome = begin_outcome()
+        fan_out.start_http_request()
+        path = scope["path"].removeprefix(self._root_path)
+        pipeline = self._pipeline
+        reads_tokens = pipeline.input_processor is not None
+        if reason := refusal_of_path(scope.get("method", "GET"), path, pipeline.outputs, reads_tokens=reads_tokens):
+            await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._app(scope, _CheckedFrames(receive, send).receive, send)
+        else:
+            await self._serve(outcome, self._body(outcome, path, scope, receive), scope, send)
+
+    def _body(self, outcome: AnswerOutcome, path: str, scope: Scope, receive: Receive) -> Body:
+        if path == CHATS and self._pipeline.reads_messages:
+            return _ChatBody(scope, receive, outcome)
+        return _TextOnly(scope, receive, is_chat=path.startswith(CHATS))
+
+    async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
+        answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
+        try:
+            await self._app(scope, body.receive, answer.send)
+        except Exception:
+            # The server lets the error of a stream through that has not begun.
+            if answer.has_begun or answer.error is None:
+                raise
+        if not answer.has_begun and (error := answer.error) is not None:
+            await error_response(error)(scope, body.receive, send)
+
+
+async def _refuse(error: OmniError, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        await error_response(error)(scope, receive, send)
+
+
+class _TextOnly(Body):
+    """A body that brings neither files nor links along."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, is_chat: bool) -> None:
+        super().__init__(scope, receive)
+        self._is_chat = is_chat
+
+    def check(self, whole: bytes) -> None:
+        """See Body. Raise NotServedError for one that does, and for a chat that can't be served as it is asked."""
+        super().check(whole)
+        asked = decoded(whole)
+        if reason := refusal_of_request(asked) or (refusal_of_chat(asked) if self._is_chat else ""):
+            raise NotServedError(reason)
+
+
+class _ChatBody(Body):
+    """The body of a chat, of which the server gets all but the files in its messages; those go to the first stage."""
+
+    def __init__(self, scope: Scope, receive: Receive, outcome: AnswerOutcome) -> None:
+        super().__init__(scope, receive)
+        self._outcome = outcome
+        #: What the server gets, once the whole has come.
+        self._passed: bytes | None = None
+
+    async def receive(self) -> Message:
+        """See ASGI."""
+        while True:
+            was_passed = self._passed is not None
+            message = await super().receive()
+            if message["type"] != "http.request" or was_passed:
+                return message
+            if self._passed is not None:
+                return {"type": "http.request", "body": self._passed, "more_body": False}
+
+    def check(self, whole: bytes) -> None:
+        """See Body. Raise NotServedError for files elsewhere, and for what can't be asked together with files."""
+        super().check(whole)
+        asked, self._outcome.chat = split_files(decoded(whole))
+        if reason := refusal_of_request(asked) or refusal_of_chat(asked):
+            raise NotServedError(reason)
+        self._passed = json.dumps(asked).encode() if self._outcome.chat else whole
+
+
+class _CheckedFrames:
+    """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+
+    async def receive(self) -> Message:
+        """See ASGI."""
+        message = await self._receive()
+        frame = message.get("text") if message["type"] == "websocket.receive" else None
+        if frame is not None:
+            try:
+                check_body(frame.encode())
+                refused = refusal_of_request(decoded(frame.encode()))
+            except InvalidRequestError as error:
+                refused = str(error)
+            if refused:
+                # A reason is at most 123 bytes.
+                end = {"code": 1008, "reason": refused.encode()[:120].decode(errors="ignore")}
+                await self._send({"type": "websocket.close", **end})
+                return {"type": "websocket.disconnect", **end}
+        return message
+
+
+class _HeldAnswer:
+    """The answer of the server to one request, from which the hub's own may still be made."""
+
+    def __init__(self, send: Send, body: Body, outcome: AnswerOutcome, headers: dict[str, str]) -> None:
+        self._send = send
+        self._body = body
+        self._outcome = outcome
+        self._headers = headers
+        self._start: dict[str, Any] | None = None
+        #: Whether something of it has gone to the client.
+        self.has_begun = False
+
+    @property
+    def error(self) -> OmniError | None:
+        """The hub's error to answer with in place of the server's; None to let its answer pass."""
+        if self._body.refusal is not None:
+            return self._body.refusal
+        status = HTTPStatus.INTERNAL_SERVER_ERROR if self._start is None else self._start["status"]
+        replaces = status >= HTTPStatus.BAD_REQUEST or not self._outcome.has_output
+        return self._outcome.failure if replaces else None
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if self.has_begun:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._start = dict(message)
+        elif self.error is None:
+            self.has_begun = True
+            if self._start is not None:
+                MutableHeaders(scope=self._start).update(self._headers)
+                await self._send(self._start)
+            await self._send(message)

@@ -1,0 +1,55 @@
+"""Errors of requests to vLLM-Omni's server: what a hub can't do for it, and what went wrong during an HTTP request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from hub.api.errors import NotServedError
+from hub.api.vllm.errors import as_vllm_error
+
+if TYPE_CHECKING:
+    from vllm.exceptions import VLLMError
+
+    from omni_discovery.errors import OmniError
+
+
+@dataclass(slots=True)
+class AnswerOutcome:
+    """What has become so far of the requests to replicas that one HTTP request has led to."""
+
+    #: The first error.
+    failure: OmniError | None = None
+    #: Whether any of them has put anything out.
+    has_output: bool = False
+    #: What the first stage gets of its chat, if that brings files.
+    chat: Mapping[str, Any] = field(default_factory=dict)
+
+
+_outcome: Final[ContextVar[AnswerOutcome | None]] = ContextVar("outcome", default=None)
+
+
+def begin_outcome() -> AnswerOutcome:
+    """Begin that of the current context's HTTP request."""
+    outcome = AnswerOutcome()
+    _outcome.set(outcome)
+    return outcome
+
+
+def current_outcome() -> AnswerOutcome:
+    """That of the HTTP request which the current task serves; a new one where there is none."""
+    return _outcome.get() or AnswerOutcome()
+
+
+def noted(error: OmniError) -> VLLMError:
+    """The error for vLLM-Omni's server, which shows most of them as 500; the hub answers with what is noted here."""
+    outcome = current_outcome()
+    outcome.failure = outcome.failure or error
+    return as_vllm_error(error)
+
+
+def not_served(what: str) -> VLLMError:
+    """The error of what vLLM-Omni's server asks of its engine and a hub can't do."""
+    return noted(NotServedError(what))

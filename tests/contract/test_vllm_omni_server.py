@@ -1,0 +1,358 @@
+"""vLLM-Omni's own server over a hub and scripted replicas: what clients see, and what replicas are told.
+
+Run in the environment that `make omni-test` makes, like test_vllm_omni.py beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import io
+import json
+import re
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+if importlib.util.find_spec("vllm_omni") is None:
+    pytest.skip("vLLM-Omni has an environment of its own: make omni-test", allow_module_level=True)
+
+from hub.api.door.guard import Door, Locks
+from hub.api.door.keys import KeyRing, read_key
+from omni_discovery import wire
+from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.errors import ConfigError
+from tests.support.engines import as_the_supervisor_has_it
+from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
+from tests.support.omni_models import omni_stages
+from tests.support.tiny_qwen3_tts import write_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
+
+#: The same stages for the hub, whose replicas are scripted.
+PAIR = "stages: [{stage_id: 0, engine: echo}, {stage_id: 1, engine: echo, final_output: audio}]"
+BRUSH = StageConfig(stage_id=0, engine="diffusion", final_output="image")
+PAINTER = "stages: [{stage_id: 0, engine: echo, final_output: image}]"
+SPEECH: dict[str, Any] = {"model": "tiny", "input": "hello world", "voice": "ethan", "response_format": "pcm"}
+#: Samples at both ends of what 16 bits hold.
+SAMPLES = (b"\x01\x00\xff\x7f\x00\x00\x01\x80" * 40, b"\x10\x00\xf0\xff" * 60)
+
+
+def wav(samples: bytes) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(24000)
+        writer.writeframes(samples)
+    return file.getvalue()
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (200, 30, 30)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("model") / "tiny-tts"
+    write_model(folder)
+    talker, decoder = omni_stages(str(folder), async_chunk=True)
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.omni.server import OmniFrontend
+
+        deploy = DeployConfig(stages=(talker, decoder), model="tiny")
+        return OmniFrontend(deploy, "--chat-template '{{ messages[-1].content }}'")
+
+
+@pytest.fixture(scope="module")
+def drawing() -> Any:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.omni.server import OmniFrontend
+
+        return OmniFrontend(DeployConfig(stages=(BRUSH,), model="brush"), "")
+
+
+def talk(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.done(submit, 0)
+
+
+def decode(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    for seq, samples in enumerate(SAMPLES):
+        replica.chunk(submit, seq, modality="audio", mime="audio/wav", attachments=[wav(samples)])
+    replica.done(submit, len(SAMPLES))
+
+
+def draw(replica: FakeReplica, submit: wire.Submit) -> None:
+    replica.accept(submit)
+    replica.chunk(submit, 0, modality="image", mime="image/png", attachments=[png()])
+    replica.done(submit, 1)
+
+
+@asynccontextmanager
+async def serving(
+    frontend: Any, *scripts: Any, deploy: str = PAIR
+) -> AsyncIterator[tuple[httpx.AsyncClient, list[FakeReplica], Any]]:
+    replicas = [FakeReplica(script, stage_id) for stage_id, script in enumerate(scripts)]
+    async with running_hub(*replicas, deploy=deploy) as omni:
+        app = await frontend.build(omni)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=60) as client:
+            yield client, replicas, omni
+
+
+async def test_a_speech_is_asked_of_the_talker_and_heard_sample_by_sample(speaking: Any) -> None:
+    """1. whole: the talker gets what the server's adapter settled, the defaults stay the document's
+    2. streamed, in both of the server's ways: the same samples
+    """
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        whole = await client.post("/v1/audio/speech", json={**SPEECH, "seed": 7, "max_new_tokens": 24})
+        raw = await client.post("/v1/audio/speech", json={**SPEECH, "stream_format": "audio"})
+        events = await client.post("/v1/audio/speech", json={**SPEECH, "stream": True})
+    expected = b"".join(SAMPLES)
+    assert (whole.status_code, whole.content) == (200, expected), whole.text[:500]
+    assert (raw.status_code, raw.content) == (200, expected), raw.text[:500]
+    told = [json.loads(line[6:]) for line in events.text.splitlines() if line.startswith("data: {")]
+    heard = b"".join(base64.b64decode(each["audio"]) for each in told if each["type"] == "speech.audio.delta")
+    assert heard == expected, events.text[:500]
+    assert told[-1]["type"] == "speech.audio.done"
+    first = talker.of(wire.Submit)[0]
+    information = first.inputs["additional_information"]
+    assert information["text"] == ["hello world"]
+    assert (information["speaker"], information["task_type"]) == (["ethan"], ["CustomVoice"])
+    assert first.params == {"seed": 7, "max_tokens": 24}
+    assert talker.of(wire.Submit)[1].params == {}
+
+
+async def test_a_chat_is_answered_with_sound(speaking: Any) -> None:
+    ask: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "say hello"}]}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        whole = (await client.post("/v1/chat/completions", json={**ask, "modalities": ["audio"]})).json()
+        streamed = await client.post("/v1/chat/completions", json={**ask, "modalities": ["audio"], "stream": True})
+        voiced = await client.post("/v1/chat/completions", json={**ask, "voice": "ethan"})
+    assert voiced.status_code == 200, voiced.text
+    with wave.open(io.BytesIO(base64.b64decode(whole["choices"][0]["message"]["audio"]["data"]))) as file:
+        assert file.readframes(file.getnframes()) == b"".join(SAMPLES)
+    assert talker.of(wire.Submit)[0].inputs == {"prompt": "say hello"}
+    assert talker.of(wire.Submit)[2].inputs == {
+        "prompt": "say hello",
+        "additional_information": {"speaker": ["ethan"]},
+    }
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") for event in events if event["choices"]]
+    assert len([piece for piece in pieces if piece]) == len(SAMPLES)
+
+
+async def test_a_picture_is_drawn_by_the_stage_that_draws(drawing: Any) -> None:
+    ask = {"prompt": "a red square", "size": "8x8", "seed": 3, "num_inference_steps": 2, "negative_prompt": "blue"}
+    async with serving(drawing, draw, deploy=PAINTER) as (client, (painter,), _):
+        answer = await client.post("/v1/images/generations", json=ask)
+        several = await client.post("/v1/images/generations", json={**ask, "n": 2})
+        edited = await client.post("/v1/images/edits", data={"prompt": "x", "url": "http://127.0.0.1:1/"})
+    assert answer.status_code == 200, answer.text
+    with Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))) as picture:
+        assert picture.getpixel((4, 4)) == (200, 30, 30)
+    (submit,) = painter.of(wire.Submit)
+    assert submit.inputs == {"prompt": "a red square"}
+    drawn = {"seed": 3, "num_inference_steps": 2, "negative_prompt": "blue", "height": 8, "width": 8}
+    assert submit.params == drawn
+    assert (several.status_code, edited.status_code) == (501, 501)
+    assert "one request makes one picture" in several.json()["error"]["message"]
+
+
+async def test_a_chat_is_answered_with_a_picture(drawing: Any) -> None:
+    ask = {"model": "brush", "messages": [{"role": "user", "content": "a red square"}], "modalities": ["image"]}
+    async with serving(drawing, draw, deploy=PAINTER) as (client, (painter,), _):
+        answer = await client.post("/v1/chat/completions", json={**ask, "seed": 3, "height": 8, "width": 8})
+    assert answer.status_code == 200, answer.text
+    (part,) = [each for each in answer.json()["choices"][0]["message"]["content"] if each["type"] == "image_url"]
+    with Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))) as picture:
+        assert picture.getpixel((4, 4)) == (200, 30, 30)
+    (submit,) = painter.of(wire.Submit)
+    assert submit.inputs == {"prompt": "a red square"}
+    assert submit.params == {"seed": 3, "height": 8, "width": 8}
+
+
+async def test_an_error_has_the_hubs_status_also_before_a_stream(speaking: Any) -> None:
+    """A stage without replicas, one that is full, and one that fails: whole and streamed."""
+    reject, fail = FakeReplica.reject, FakeReplica.fail
+
+    def refuse(replica: FakeReplica, submit: wire.Submit) -> None:
+        reject(replica, submit, wire.FailureKind.INVALID)
+
+    def break_down(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        fail(replica, submit)
+
+    for script, status in ((refuse, 400), (break_down, 500)):
+        async with serving(speaking, talk, script) as (client, _, _):
+            for more in ({}, {"stream": True}, {"stream_format": "audio"}):
+                answer = await client.post("/v1/audio/speech", json={**SPEECH, **more})
+                assert answer.status_code == status, (more, answer.text)
+                assert "message" in answer.json()["error"]
+    async with serving(speaking, talk) as (client, _, _):
+        answer = await client.post("/v1/audio/speech", json={**SPEECH, "stream": True})
+        ready = await client.get("/ready")
+    assert (answer.status_code, ready.status_code) == (503, 503)
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+
+
+async def test_what_a_hub_cannot_do_is_a_501_with_the_reason(speaking: Any) -> None:
+    asks: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/videos", {"prompt": "a cat"}),
+        ("/v1/audio/voices", {}),
+        ("/v1/omni/sleep", {}),
+        ("/v1/images/edits", {}),
+        ("/v1/audio/speech", {**SPEECH, "ref_audio": "http://127.0.0.1:1/voice.wav"}),
+        ("/v1/audio/speech", {**SPEECH, "extra_params": {"cfg": 2}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"input_audio": {"data": ""}}]}]}),
+    ]
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        for path, body in asks:
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 501, (path, answer.text)
+            assert answer.json()["error"]["code"] == "not_served"
+        unknown = await client.post("/v1/audio/speech", json={**SPEECH, "voice": "nobody"})
+        assert (unknown.status_code, "ethan" in unknown.text) == (400, True)
+        assert not talker.of(wire.Submit)
+
+
+@pytest.mark.attack("C15")
+async def test_a_body_that_costs_much_is_refused(speaking: Any) -> None:
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        long = await client.post("/v1/audio/speech", content=b"{" + b" " * (9 << 20) + b"}")
+        deep = await client.post("/v1/audio/speech", content=b'{"input":' + b"[" * 100_000 + b"}")
+        assert (long.status_code, deep.status_code) == (413, 400)
+        assert not talker.of(wire.Submit)
+
+
+@pytest.mark.attack("D5")
+async def test_a_small_request_that_costs_much_is_refused(speaking: Any) -> None:
+    huge = {"type": "array", "items": {"type": "integer"}, "minItems": 10**9, "maxItems": 10**9}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": huge}}
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        for more, said in (({"response_format": form}, "response_format"), ({"n": 10**6}, "n")):
+            answer = await client.post("/v1/chat/completions", json={**chat, **more})
+            assert answer.status_code in (400, 501), answer.text
+            assert said in answer.json()["error"]["message"]
+        small = {"structured_outputs": {"choice": ["yes", "no"]}}
+        assert (await client.post("/v1/chat/completions", json={**chat, **small})).status_code == 501
+        assert not talker.of(wire.Submit)
+
+
+@pytest.mark.attack("C13")
+async def test_nothing_that_a_client_names_is_fetched(speaking: Any) -> None:
+    heard: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readline())
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as host:
+        url = f"http://127.0.0.1:{host.sockets[0].getsockname()[1]}/x"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        message = {"role": "user", "content": [part]}
+        said = {"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}]}
+        asks: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/audio/speech", {**SPEECH, "ref_audio": url}),
+            ("/v1/audio/speech/batch", {**SPEECH, "items": [{"input": "hi", "ref_audio": url}]}),
+            ("/v1/chat/completions", {"model": "tiny", "messages": [message]}),
+            ("/v1/chat/completions/batch", {"model": "tiny", "messages": [[message]]}),
+            ("/v1/responses", {"model": "tiny", "input": [said]}),
+            ("/tokenize", {"model": "tiny", "messages": [message]}),
+            ("/v1/images/edits", {"prompt": "x", "url": url}),
+            ("/v1/videos", {"prompt": "x", "input_reference": url}),
+        ]
+        async with serving(speaking, talk, decode) as (client, (talker, _), _):
+            for path, body in asks:
+                answer = await client.post(path, json=body)
+                assert 400 <= answer.status_code < 600, path
+            assert not talker.of(wire.Submit)
+    assert heard == []
+
+
+@pytest.mark.attack("A28")
+async def test_no_route_is_open_without_a_key_but_probes(speaking: Any) -> None:
+    """Every route that the server has, those over WebSockets as well."""
+    locks = Locks(KeyRing([read_key("alice", "a-key", "x")]))
+    async with running_hub(FakeReplica(talk), FakeReplica(decode, 1), deploy=PAIR) as omni:
+        app = await speaking.build(omni)
+        door = Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count)
+        routes = {
+            (method, re.sub(r"{[^}]*}", "x", route.path))
+            for route in app._app.routes
+            for method in getattr(route, "methods", None) or {"GET"}
+            if route.path != "/metrics"
+        }
+        served = {"/v1/audio/speech", "/v1/images/generations", "/v1/realtime", "/v1/omni/sleep", "/v1/videos"}
+        assert {path for _, path in routes} >= served
+        transport = httpx.ASGITransport(door, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hub", timeout=60) as client:
+            opened = set()
+            for method, path in sorted(routes):
+                if (await client.request(method, path, json=SPEECH)).status_code != 401:
+                    opened.add((method, path))
+            assert opened <= {(method, path) for method in ("GET", "HEAD") for path in ("/health", "/ping", "/ready")}
+            key = {"Authorization": "Bearer a-key"}
+            models = (await client.get("/v1/models", headers=key)).json()
+            assert [each["id"] for each in models["data"]] == ["tiny"]
+            assert (await client.post("/v1/audio/speech", json=SPEECH, headers=key)).status_code == 200
+
+
+async def test_a_client_that_goes_away_ends_its_request(speaking: Any) -> None:
+    async with serving(speaking, accept_only, decode) as (client, (talker, _), _):
+        asking = asyncio.create_task(client.post("/v1/audio/speech", json={**SPEECH, "stream_format": "audio"}))
+        await until(lambda: bool(talker.of(wire.Submit)))
+        asking.cancel()
+        await until(lambda: bool(talker.of(wire.Abort)))
+
+
+async def test_figures_and_readiness_are_the_hubs(speaking: Any) -> None:
+    async with serving(speaking, talk, decode) as (client, _, _):
+        await client.post("/v1/audio/speech", json=SPEECH)
+        figures = (await client.get("/metrics")).text
+        assert (await client.get("/ready")).json()["ready"]
+        assert (await client.get("/health")).status_code == 200
+    assert 'omni_hub_requests_total{outcome="ok"} 1.0' in figures
+
+
+def test_flags_of_the_engine_and_the_listener_are_refused() -> None:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.omni.server import OmniFrontend
+    deploy = DeployConfig(stages=(BRUSH,), model="brush")
+    for flags, said in (
+        ("--port 1", "no effect on a hub"),
+        ("--max-model-len 8", "the engine's"),
+        ("--api-key a", "--api-key-file"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            OmniFrontend(deploy, flags)
+
+
+@pytest.mark.parametrize("kind", ["speaking", "drawing"])
+async def test_no_route_ends_in_an_error_of_the_server_itself(kind: str, request: pytest.FixtureRequest) -> None:
+    """Whatever it has a route for is answered, or refused with a reason."""
+    frontend = request.getfixturevalue(kind)
+    scripts, deploy = ((talk, decode), PAIR) if kind == "speaking" else ((draw,), PAINTER)
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"model": frontend._arguments.served_model_name[0], "input": "hi", "prompt": "hi", "max_tokens": 4}
+    broken: dict[str, str] = {}
+    async with serving(frontend, *scripts, deploy=deploy) as (client, _, omni):
+        app = await frontend.build(omni)
+        for route in app._app.routes:
+            path = re.sub(r"{[^}]*}", "x", route.path)
+            for method in sorted(getattr(route, "methods", None) or ()):
+                asked = await client.request(method, path, json={**body, "messages": messages})
+                if asked.status_code == 500:
+                    broken[f"{method} {path}"] = asked.text[:300]
+    assert not broken
