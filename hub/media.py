@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import wave
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from omni_discovery.errors import ConfigError, EngineFailedError
+from omni_discovery.inputs.sounds import LEAST_RATE_HZ, MOST_RATE_HZ
 
 if TYPE_CHECKING:
     import numpy as np
+
+_MOST_WIDTH_BYTES: Final = 4
 
 
 def array_of(file: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -61,10 +64,26 @@ def wav_file(kind: SoundKind, frames: bytes) -> bytes:
 
 
 def read_wav(file: bytes) -> tuple[SoundKind, bytes]:
-    """The frames of a WAV file and what they are. Raise EngineFailedError for any other file."""
+    """The frames of a WAV file and what they are.
+
+    Raise EngineFailedError for any other file, and for samples that are too wide, or too many or too few in a second.
+    """
     try:
         with wave.open(io.BytesIO(file)) as reader:
             kind = SoundKind(reader.getnchannels(), reader.getsampwidth(), reader.getframerate())
+            _check_kind(kind)
             return kind, reader.readframes(reader.getnframes())
     except (wave.Error, EOFError) as error:
         raise EngineFailedError(f"a piece of sound is no WAV file: {error}") from error
+
+
+def _check_kind(kind: SoundKind) -> None:
+    # What a header says is the replica's word: encoders end the process, or take memory without end, for some of it.
+    if not LEAST_RATE_HZ <= kind.rate_hz <= MOST_RATE_HZ:
+        raise EngineFailedError(
+            f"a piece of sound has a sample rate of {kind.rate_hz} Hz: {LEAST_RATE_HZ} to {MOST_RATE_HZ} can be played"
+        )
+    if kind.width_bytes > _MOST_WIDTH_BYTES:
+        raise EngineFailedError(
+            f"a piece of sound has samples of {8 * kind.width_bytes} bits: up to {8 * _MOST_WIDTH_BYTES} can be played"
+        )

@@ -99,14 +99,30 @@ def check_unshared(folder: Path) -> None:
 
     The group that many systems make for each user may write there, as long as nobody else is in it.
     """
-    _check_links(folder.absolute() / "name", "")
+    for name in (lexical := _check_links(folder.absolute() / "name", "")).parents:
+        if name.is_symlink():
+            _check_others(name.parent, may_add=True)
+    _check_others(lexical.parent, may_add=False)
+
+
+def is_unshared(folder: Path) -> bool:
+    """Whether ``check_unshared`` finds nothing; False for a folder that can't be looked at."""
+    try:
+        check_unshared(folder)
+    except (OSError, ConfigError):
+        return False
+    return True
+
+
+def _check_others(folder: Path, *, may_add: bool) -> None:
+    """Raise ConfigError if others could change ``folder``, by more than something of their own where they may add."""
     path, trusted = Path(os.path.realpath(folder)), _trusted_owners()
     for each in (*reversed(path.parents), path):
         status = each.stat()
         if status.st_uid not in trusted:
             raise ConfigError(f"{each} belongs to {_user(status.st_uid)}")
         # What lies in such a folder can be replaced by its owner alone, but anybody can add to it.
-        is_guarded = each != path and status.st_mode & stat.S_ISVTX
+        is_guarded = (may_add or each != path) and status.st_mode & stat.S_ISVTX
         if not is_guarded and (status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))):
             raise ConfigError(f"others can write to {each}")
 

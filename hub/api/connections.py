@@ -49,6 +49,10 @@ class Cut(Enum):
     MALFORMED = "malformed"
     #: Its body came in a great many chunks of a few bytes, or its WebSocket sent frames like that.
     TINY_PIECES = "tiny_pieces"
+    #: Its WebSocket sent more messages in a second than anybody reads.
+    TOO_FAST = "too_fast"
+    #: Of what it sent within TLS, hardly anything was HTTP.
+    TLS_RECORDS = "tls_records"
     #: It went on to send its body after its answer.
     ANSWERED = "answered"
     #: Its answer failed after it had begun, and has no place for an error.

@@ -13,11 +13,13 @@ import select
 import time
 from abc import ABC, abstractmethod
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from websockets.frames import Frame
     from websockets.http11 import Request
 
+    from hub.api.door.tls_input import TlsInput
+
 logger = logging.getLogger(__name__)
 
 _SLOW_HEADER: Final = "the header of the request did not come in time: send all of it at once"
@@ -40,6 +44,7 @@ _SLOW_BODY: Final = "the body of the request did not come in time: send it witho
 _FULL: Final = "this hub has too many connections: try again, and use one connection for several requests"
 _BODIES: Final = "too many unfinished bodies are held here: try again, and send the body at once"
 _MALFORMED: Final = "this is no valid HTTP request"
+_NO_HANDSHAKE: Final = "This is no request for a WebSocket: send a GET without a body.\n"
 _TINY: Final = "the body of the request came in too many small chunks: send larger ones, or a Content-Length"
 #: The answer to a client whose connection is closed before it has its answer: status, type, code, text.
 _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
@@ -55,6 +60,7 @@ _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
 _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
     Cut.BODY_TIMEOUT: (CloseCode.POLICY_VIOLATION, "the message did not come in time"),
     Cut.TINY_PIECES: (CloseCode.POLICY_VIOLATION, "too many small frames"),
+    Cut.TOO_FAST: (CloseCode.POLICY_VIOLATION, "too many messages: send at most 1000 a second"),
     Cut.DISPLACED: (CloseCode.TRY_AGAIN_LATER, "this hub has too many connections"),
     Cut.BODY_MEMORY: (CloseCode.TRY_AGAIN_LATER, "too many unfinished messages are held here"),
 }
@@ -72,6 +78,8 @@ _LEAST_CHUNK_BYTES: Final = 64
 _MAX_FRAGMENTS: Final = 1024
 #: PINGs and PONGs that a client may send within a second.
 _CONTROLS_PER_S: Final = 100
+#: Whole messages that a client may send within a second.
+_MESSAGES_PER_S: Final = 1000
 #: How long a client may take for its side of a close: then the connection is reset.
 _GOODBYE_S: Final = 1.0
 #: How long a client may go on with its body after its answer.
@@ -198,11 +206,14 @@ class _Input(Bounded, asyncio.Protocol):
     _turns: Turns
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
+    #: What stands below TLS; None: there is no TLS.
+    tls: TlsInput | None = None
 
     @property
     def unsent_bytes(self) -> int:
         """See Bounded."""
-        return self.transport.get_write_buffer_size()
+        encrypted_bytes = 0 if self.tls is None else self.tls.unsent_bytes
+        return self.transport.get_write_buffer_size() + encrypted_bytes
 
     def drop(self) -> None:
         """See Bounded."""
@@ -215,6 +226,8 @@ class _Input(Bounded, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
+        if self.tls is not None:
+            self.tls.http_came(len(data))
         if not self.transport.is_closing():
             self._turns.came(data, self.transport, self.loop)
 
@@ -274,6 +287,15 @@ class BoundedHttp(_Input, H11Protocol):
         self._server.connections.closed(self)
         self._turns.end()
         super().handle_websocket_upgrade(event)
+        adopted = self.current
+        if isinstance(adopted, BoundedWebSocket):
+            adopted.tls = self.tls
+
+    @property
+    def current(self) -> Bounded:
+        """The protocol that the connection has now: this one, or its WebSocket."""
+        protocol = self.transport.get_protocol()
+        return protocol if isinstance(protocol, BoundedWebSocket) else self
 
     def _cut_short(self) -> None:
         if not self.transport.is_closing():
@@ -339,18 +361,24 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
         #: Whether it waits for its client, apart from a message that has come in part. Whole messages end the wait, and
         #: the endpoint may begin it again.
         self._is_idle = True
-        #: The second of the loop's clock in which so many control frames have come.
-        self._second, self._controls = 0, 0
+        #: The second of the loop's clock in which so many control frames and whole messages have come.
+        self._second = self._controls = self._messages = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
         super().connection_made(transport)
-        self._server.connections.adopted(self, time.monotonic())
+        now_s = time.monotonic()
+        self._server.connections.adopted(self, now_s)
+        self._server.connections.header_awaited(self, now_s)
 
     def _take(self, data: bytes) -> None:
         WebSocketsSansIOProtocol.data_received(self, data)
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self.conn.handshake_exc is None:
             self._follow(len(data))
+        else:
+            self._server.cut({self: Cut.MALFORMED})
 
     def _follow(self, size_bytes: int) -> None:
         """Note what is waited for, after so many bytes have come."""
@@ -359,6 +387,8 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             # Of what has come at once, whole messages may have been the most.
             part_bytes = len(self.conn.reader.buffer) + sum(map(len, self.frames))
             self._server.cut(connections.body_came(self, min(size_bytes, part_bytes), now_s))
+        elif not self.handshake_initiated:
+            connections.header_awaited(self, now_s)
         elif self._is_idle:
             connections.header_awaited(self, now_s, is_idle=True)
         else:
@@ -371,6 +401,7 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         """Begin the WebSocket's task, whose endpoint may say when it waits for the client."""
+        self._server.connections.answered(self)
         super().handle_connect(event)
         if hasattr(self, "scope"):
             self.scope[_INPUT_WAIT] = self._note_wait  # type: ignore[typeddict-unknown-key]
@@ -381,7 +412,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             self._follow(0)
 
     async def send(self, message: ASGISendEvent) -> None:
-        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours."""
+        """See ASGI. A request for a WebSocket that was refused is answered: uvicorn would log it as a fault of ours.
+
+        Where the connection was closed meanwhile, the application is told so: it may not have heard of it yet.
+        """
+        await self.writable.wait()
+        if self.close_sent and self.initial_response is None:
+            raise ClientDisconnected
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True
@@ -395,13 +432,24 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
 
     def _may_control(self) -> bool:
         """Whether one more control frame may come now; else the connection is closed."""
-        second = int(self.loop.time())
-        if second != self._second:
-            self._second, self._controls = second, 0
+        self._begin_second()
         self._controls += 1
         if self._controls > _CONTROLS_PER_S and not self.transport.is_closing():
             self._server.cut({self: Cut.TINY_PIECES})
         return not self.transport.is_closing()
+
+    def _may_speak(self) -> bool:
+        """Whether one more whole message may come now; else the connection is closed."""
+        self._begin_second()
+        self._messages += 1
+        if self._messages > _MESSAGES_PER_S and not self.transport.is_closing():
+            self._server.cut({self: Cut.TOO_FAST})
+        return not self.transport.is_closing()
+
+    def _begin_second(self) -> None:
+        second = int(self.loop.time())
+        if second != self._second:
+            self._second, self._controls, self._messages = second, 0, 0
 
     def handle_pong(self, event: Frame) -> None:
         """Take a pong, unless there are too many."""
@@ -409,7 +457,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def send_receive_event_to_app(self) -> None:
-        """Pass a whole message on. One that is no UTF-8 ends the connection, and leaves no traceback in the log."""
+        """Pass a whole message on, unless there are too many.
+
+        One that is no UTF-8 ends the connection, and leaves no traceback in the log.
+        """
+        if not self._may_speak():
+            self.frames = []
+            return
         self._is_idle = False
         self._server.connections.answered(self)
         if self.curr_msg_data_type == "text" and not self.close_sent:
@@ -437,6 +491,13 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     def cut(self, reason: Cut) -> None:
         """See Bounded."""
         logger.debug("stream.cut reason=%s", reason.value)
+        if self.conn.handshake_exc is not None:
+            # The library has made an answer for some of them.
+            answer = b"".join(self.conn.data_to_send())
+            self.transport.write(answer or self.conn.reject(HTTPStatus.BAD_REQUEST, _NO_HANDSHAKE).serialize())
+            self.transport.close()
+            self.loop.call_later(_GOODBYE_S, self.transport.abort)
+            return
         if reason not in _CLOSES or self.close_sent or not self.handshake_complete:
             self.transport.abort()
             return

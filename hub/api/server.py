@@ -1,10 +1,8 @@
-"""The HTTP server: uvicorn on a socket that is bound before the other parts of the hub start."""
+"""The HTTP server: uvicorn on sockets that are bound before the other parts of the hub start."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +15,11 @@ from hub.api.door.handshakes import TlsListener
 from hub.api.exchange import Exchanges
 from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.protocols import BoundedServer
-from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
+    import socket
     import ssl
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.types import ASGIApp
 
@@ -34,22 +32,6 @@ _GRACE_S: Final = 5
 _GOODBYE_S: Final = 1.0
 #: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
-
-
-def bind(host: str, port: int, port_flag: str = "--port", host_flag: str = "--host") -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raise ConfigError, which names a flag, if it can't be bound."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        flag = port_flag if error.errno in (errno.EADDRINUSE, errno.EACCES) else host_flag
-        raise ConfigError(f"can't listen on {host} port {port}: {error.strerror}; choose another {flag}") from error
-    listener.setblocking(False)
-    return listener
 
 
 class _Server(uvicorn.Server):
@@ -131,9 +113,9 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
         self._hurries = asyncio.Event()
 
-    def start(self, listener: socket.socket) -> None:
-        """Start to serve the socket; until then connections wait in its backlog."""
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+    def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Start to serve the sockets of a port; until then connections wait in their backlogs."""
+        self._task = asyncio.create_task(self._server.serve(sockets=list(listeners)))
 
     async def stop(self) -> None:
         """Accept nothing new; open answers may end within 5 s, then they are ended with an error. Idempotent."""

@@ -101,6 +101,8 @@ _FIRST_S: Final = 30.0
 #: Frames and bytes that a client may send ahead of the answers.
 _MAX_AHEAD: Final = 64
 _MAX_AHEAD_BYTES: Final = 4 << 20
+#: Frames behind the last segment that are forgiven, such as an ``end`` that was not needed.
+_MAX_BEHIND: Final = 8
 #: WebSocket close codes: normal, policy violation (the client's mistake), try again later, internal error.
 _OK, _MISTAKE, _LATER, _FAILURE = 1000, 1008, 1013, 1011
 #: How long the last frame may take to be sent to a client that does not read.
@@ -175,14 +177,18 @@ class _Frames:
         self._waiting: asyncio.Queue[tuple[SegmentFrame | EndFrame, int]] = asyncio.Queue()
         self._size_bytes = 0
         self._is_over = False
+        self._behind = 0
 
     async def read(self) -> None:
-        """Read frames until the client leaves; those after its last segment are dropped.
+        """Read frames until the client leaves; a few behind its last segment are dropped.
 
         Raise OmniError for a wrong frame: it ends the request at once, whatever frames wait.
         """
         while (message := await self._websocket.receive())["type"] != "websocket.disconnect":
             if self._is_over:
+                self._behind += 1
+                if self._behind > _MAX_BEHIND:
+                    raise InvalidRequestError("frames came behind the last segment: send nothing after it")
                 continue
             text = message.get("text")
             size_bytes = len(text or "")

@@ -177,6 +177,8 @@ class ReplicaListener:
         info, message = event.client.info, event.message
         pool, active = self._pools.of(info), self._active.get(message.request_id)
         binding = pool.core.binding(message.request_id)
+        # Also by an answer that comes when another replica has the request.
+        pool.core.members.end_silence(info.input_addr)
         if (
             active is None
             or not active.machine.is_out(info.stage_id, message.attempt)
@@ -270,9 +272,13 @@ class ReplicaListener:
             others = {*run.avoid, *run.slow, info.input_addr}
             if is_last or is_bound or not self._may_retry() or not pool.core.has_free(others):
                 return
-        silence_s = self._config.accept_limit_s if event.is_final else self._config.accept_timeout_s
+        limit_s, now_s = self._config.accept_limit_s, pool.now()
+        silence_s = limit_s if event.is_final else self._config.accept_timeout_s
         reason = f"it said nothing for {silence_s:g} s after the dispatch"
-        self._blame(pool, info, reason)
+        entry = pool.core.members.entries.get(info.input_addr)
+        # A replica that is only late has not failed: it may be busy with what another client sent.
+        if entry is not None and entry.silence.is_failure(silence_s, now_s, limit_s):
+            self._blame(pool, info, f"it answered no dispatch for {limit_s:g} s")
         lost = ev.ReplicaLost(
             info.stage_id,
             event.attempt,

@@ -17,6 +17,7 @@ from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
 from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
+from hub.pool.silence import Silence
 from hub.pool.status import NO_FAILURES, StageStatus, troubles_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
 from omni_discovery.balancing.base import index_of
@@ -139,7 +140,7 @@ class Pool:
         if known is not None and is_new:
             # What the process before did says nothing about this one.
             known.first_up_s = known.reported_at_s = known.warm_at_s = None
-            known.health = Health()
+            known.health, known.silence = Health(), Silence()
             known.down_since_s, known.down_reason = now_s, ""
             self.slow_start.forget(known.addr)
             self.outliers.forget(known.addr)

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from hub.pool.outliers import Health
+from hub.pool.silence import Silence
 from omni_discovery.balancing.base import Member
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Entry(Member):
         "registered",
         "reported_at_s",
         "send_queue_full_until_s",
+        "silence",
         "tier",
         "unusable",
         "uses_credits",
@@ -127,6 +129,7 @@ class Entry(Member):
         self.first_up_s: float | None = None
         self.warm_at_s: float | None = None
         self.health = Health()
+        self.silence = Silence()
         #: Whether it has all labels that the hub prefers.
         self.is_local = is_local
         #: Registered or held; and answering and taking new work, too: an affinity may use it.

@@ -106,6 +106,12 @@ class Members:
         entry = self.entries.get(addr)
         return entry is not None and entry.pickable
 
+    def end_silence(self, addr: str) -> None:
+        """The replica has answered a dispatch. Does nothing for an unknown one."""
+        entry = self.entries.get(addr)
+        if entry is not None:
+            entry.silence.end()
+
     def in_flight(self, addr: str) -> list[str]:
         """The ids of the requests whose work is at an address, in the order of their picks."""
         entry = self.entries.get(addr)

@@ -342,7 +342,7 @@ class RequestMachine:
                 return []
             message, attachments = rest.message, rest.attachments
         is_first = message.seq == 0 and not self.state.request_shown
-        run.seen.add(message, attachments, keep_marks=run.deterministic)
+        run.show(message, attachments)
         replica, shown_id = str(run.replica), self.state.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
@@ -600,9 +600,7 @@ class RequestMachine:
         actions: list[Action] = []
         modality = self._plan.finals.get(run.stage_id)
         if modality is not None:
-            # No replica can continue behind a segment that has ended, so its text is not kept; that it was shown is.
-            run.seen.token_ids, run.seen.texts = [], []
-            run.seen.chunks += 1
+            run.seen.end_segment()
             replica, shown_id = str(run.replica), self.state.shown_id
             end = segment_output(shown_id, run.stage_id, replica, modality, segment, message, received_at_s)
             actions.append(ev.Emit(end))

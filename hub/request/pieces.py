@@ -92,7 +92,7 @@ def _in_doubt(state: RequestState, run: StageRun, doubtful: int | None) -> int |
         if consumer.settled:
             continue
         first = consumer.stage_id if doubtful is None and not consumer.deterministic else doubtful
-        can_go_on = first is None or (is_continued and consumer.seen.kind is not Shown.OTHER)
+        can_go_on = first is None or (is_continued and consumer.seen.kind not in (Shown.OTHER, Shown.LONG))
         if consumer.seen and not can_go_on:
             return first
         found = _in_doubt(state, consumer, first)

@@ -18,19 +18,34 @@ from msgspec import UNSET
 from omni_discovery import wire
 
 _SOUND: Final = "audio/wav"
-#: Of a sound one sample in so many is kept: another utterance differs in nearly all of them.
+#: Of a sound one sample in so many is kept, and of long ones fewer, at most so many: another utterance differs in
+#: nearly all of them.
 _KEPT_EACH: Final = 16
+_MOST_SAMPLES: Final = 8192
 #: By how many steps of 16 bits a sample may differ: a decoder that works on several streams at once rounds otherwise.
 _MOST_STEPS: Final = 1
+#: Of a larger file only some blocks are hashed, spread over all of it: it is done in the hub's only loop.
+_WHOLE_BYTES: Final = 4 << 20
+#: The memory of a mark without its samples.
+_MARK_BYTES: Final = 256
+_BLOCK_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What is kept of an attachment that was shown: of a sound some of its samples, of any other file its hash."""
+    """What is kept of an attachment that was shown: of a sound some of its samples, of any other file its hash.
+
+    Little of large files: they are compared in the hub's only loop.
+    """
 
     size_bytes: int
     samples: array[int]
     digest: bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """The estimated memory that it takes."""
+        return _MARK_BYTES + 2 * len(self.samples)
 
     def is_of(self, mime: str, file: bytes) -> bool:
         """Whether a file is the same; a sound, as far as one can hear."""
@@ -46,9 +61,22 @@ class Mark:
 def mark_of(mime: str, file: bytes) -> Mark:
     """What is to be kept of an attachment."""
     if mime != _SOUND:
-        return Mark(len(file), array("h"), hashlib.blake2b(file, digest_size=16).digest())
+        return Mark(len(file), array("h"), _digest_of(memoryview(file)))
     # The header stands among the samples: it is the same for sounds of one length.
-    return Mark(len(file), array("h", file[: len(file) // 2 * 2])[::_KEPT_EACH], b"")
+    samples = memoryview(file)[: len(file) // 2 * 2].cast("h")
+    step = max(_KEPT_EACH, -(-len(samples) // _MOST_SAMPLES))
+    return Mark(len(file), array("h", samples[::step]), b"")
+
+
+def _digest_of(file: memoryview) -> bytes:
+    count = _WHOLE_BYTES // _BLOCK_BYTES
+    if len(file) <= _WHOLE_BYTES:
+        return hashlib.blake2b(file, digest_size=16).digest()
+    found = hashlib.blake2b(digest_size=16)
+    for number in range(count):
+        start = number * (len(file) - _BLOCK_BYTES) // (count - 1)
+        found.update(file[start : start + _BLOCK_BYTES])
+    return found.digest()
 
 
 @dataclass(frozen=True, slots=True)

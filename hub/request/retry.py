@@ -41,6 +41,8 @@ class Shown(Enum):
     PIECES = auto()
     #: Anything else, text without token ids for example: no replica can continue it.
     OTHER = auto()
+    #: More than is kept of it: no replica can continue it, and no other output can be compared with it.
+    LONG = auto()
 
 
 class Verdict(Enum):
@@ -129,6 +131,10 @@ def _by_output(shown: Shown) -> Decision:
         case Shown.OTHER:
             return Decision(
                 Verdict.FAIL, "part of the output was shown, and without token ids nobody can go on behind it"
+            )
+        case Shown.LONG:
+            return Decision(
+                Verdict.FAIL, "more of the output was shown than a hub keeps, so nobody can go on behind it"
             )
 
 

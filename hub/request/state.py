@@ -24,6 +24,15 @@ from omni_discovery.errors import RequestError
 from omni_discovery.inputs.seeds import SEED_BITS, seed_of
 from omni_discovery.wire import PayloadRef
 
+#: How much of what the client has seen is kept for each stage, to continue or to compare it elsewhere: about 150 000
+#: tokens with their text.
+MOST_KEPT_BYTES: Final = 8 << 20
+#: The estimated memory of a token's id in a list, and of a character.
+_TOKEN_BYTES: Final = 36
+_CHARACTER_BYTES: Final = 4
+#: Pieces of text before they are joined into one, which takes less memory.
+_MOST_TEXTS: Final = 1024
+
 
 class PieceRelay:
     """The hand-off pieces of one producer stage on their way to one consumer stage, at most ``window`` unacknowledged.
@@ -171,25 +180,47 @@ class Seen:
     attached: bool = False
     #: What is kept of the attachments of a deterministic stage, to compare them with those of another attempt.
     marks: list[Mark] = field(default_factory=list)
+    #: Whether it became more than is kept; then nothing of it is. And the estimated memory of what is kept, in bytes.
+    is_long: bool = False
+    kept_bytes: int = 0
 
     def __bool__(self) -> bool:
         return self.ended or self.chunks > 0
 
     def add(self, message: wire.Chunk, attachments: Sequence[bytes], *, keep_marks: bool) -> None:
         """The client is shown this chunk."""
-        if keep_marks:
-            self.marks += [mark_of(message.mime, file) for file in attachments]
         self.chunks += 1
+        self.attached = self.attached or bool(attachments)
+        if self.is_long:
+            return
+        self.kept_bytes += _TOKEN_BYTES * len(message.token_ids) + _CHARACTER_BYTES * len(message.text)
+        if keep_marks:
+            marks = [mark_of(message.mime, file) for file in attachments]
+            self.marks += marks
+            self.kept_bytes += sum(mark.memory_bytes for mark in marks)
+        if self.kept_bytes > MOST_KEPT_BYTES:
+            self.token_ids, self.texts, self.marks = [], [], []
+            self.is_long = True
+            return
         self.token_ids += message.token_ids
         if message.text:
             self.texts.append(message.text)
-        self.attached = self.attached or bool(attachments)
+            if len(self.texts) > _MOST_TEXTS:
+                self.texts = ["".join(self.texts)]
+
+    def end_segment(self) -> None:
+        """A segment of the output was shown to its end, behind which no replica continues: its text is not kept."""
+        self.token_ids, self.texts = [], []
+        self.kept_bytes = sum(mark.memory_bytes for mark in self.marks)
+        self.chunks += 1
 
     @property
     def kind(self) -> Shown:
         """Which kind of output it was, as the retry rule distinguishes them."""
         if not self:
             return Shown.NOTHING
+        if self.is_long:
+            return Shown.LONG
         if self.token_ids:
             return Shown.OTHER if self.attached else Shown.TOKENS
         return Shown.OTHER if self.texts else Shown.PIECES
@@ -267,6 +298,12 @@ class StageRun:
         if phase not in ALLOWED[self.phase]:
             raise RuntimeError(f"stage {self.stage_id} can't go from {self.phase.name} to {phase.name}")
         self.phase = phase
+
+    def show(self, message: wire.Chunk, attachments: Sequence[bytes]) -> None:
+        """The client is shown this chunk."""
+        self.seen.add(message, attachments, keep_marks=self.deterministic)
+        # What is no longer kept can't be compared.
+        self.deterministic = self.deterministic and not self.seen.is_long
 
     @property
     def running(self) -> bool:

@@ -24,7 +24,7 @@ from hub.serve.vllm_omni.resolve import (
 from omni_discovery.commands.registry import ANSWER_S, read_bounds, read_security
 from omni_discovery.deploy.dialect import merged
 from omni_discovery.deploy.document import DeployConfig, decode_deploy, encode_deploy, read_deploy
-from omni_discovery.deploy.load import load_deploy, locate_model
+from omni_discovery.deploy.load import check_model_place, check_model_places, load_deploy, locate_model
 from omni_discovery.deploy.overrides import FLAG, of_the_document, parse_overrides, with_async_chunk, with_shm_threshold
 from omni_discovery.deploy.trust.judge import check_document
 from omni_discovery.errors import ConfigError
@@ -119,6 +119,13 @@ def document_of(arguments: argparse.Namespace) -> DeployConfig:
 
     Raise ConfigError, or RegistryError where the one in force is wanted and can't be read.
     """
+    deploy = _document_of(arguments)
+    for stage_id in stages_read_here(deploy, arguments.api):
+        check_model_places(deploy, stage_id, read_bounds(arguments))
+    return deploy
+
+
+def _document_of(arguments: argparse.Namespace) -> DeployConfig:
     if joins_pipeline(arguments):
         return with_flags(_document_in_force(arguments), arguments)
     overrides = document_overrides(arguments)
@@ -135,6 +142,7 @@ def _document_of_vllm_omni(arguments: argparse.Namespace, overrides: dict[int, d
     """What vLLM-Omni makes of MODEL and its deploy file; without a Python to ask, the one of this model in force."""
     engine_args = engine_args_of(arguments.foreign)
     if python := python_of_omni(arguments):
+        check_model_place(str(arguments.model), read_bounds(arguments))
         request = resolve_request(arguments, engine_args, served_name(arguments.foreign), overrides)
         return _with_flags(resolve_document(python, request), arguments)
     if not arguments.etcd_endpoints:

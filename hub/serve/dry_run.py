@@ -22,6 +22,7 @@ from omni_discovery.etcd.check import check_registry
 from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.plugins import check_packages
 from omni_discovery.records.keys import beat_key, hub_key, pipeline_key, replicas_prefix
+from omni_discovery.sockets.listen import bind
 
 if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
@@ -36,13 +37,12 @@ _ANSWER_S: Final = 3.0
 
 def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     """Print the plan of this hub; return 0. Raise OmniError if the hub could not start."""
-    from hub.api.server import bind
-
     local_stages, deploy = stages_on_host(arguments, config.deploy), config.deploy
     topology = plan(deploy, local_stages, on_this_machine=arguments.worker_backend != RAY)
     pipeline = _agree(config)
     devices = check_on_host(arguments, deploy, local_stages, read_bounds(arguments).owning(deploy))
-    bind(config.host, config.port).close()
+    for listener in bind(config.host, config.port):
+        listener.close()
     hub = [
         ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
         ("picks by", config.policy),

@@ -13,9 +13,10 @@ import msgspec
 from hub.api.served_stage import serving_stage
 from hub.serve.document_flags import document_of
 from omni_discovery.commands.flags import RAY
+from omni_discovery.commands.registry import read_bounds
 from omni_discovery.commands.stage_options import StageOptions, read_stage_options
 from omni_discovery.deploy.document import DeployConfig, StageConfig
-from omni_discovery.deploy.load import doubtful_connectors, doubtful_engines
+from omni_discovery.deploy.load import check_model_places, doubtful_connectors, doubtful_engines
 from omni_discovery.deploy.overrides import FLAG, of_this_host, on_this_host, parse_overrides, with_omni_python
 from omni_discovery.deploy.pieces import late_edges
 from omni_discovery.deploy.topology import Topology, plan
@@ -76,6 +77,8 @@ def plan_on_host(arguments: argparse.Namespace, deploy: DeployConfig, local_stag
     on_this_machine = arguments.worker_backend != RAY
     if on_this_machine:
         _check_stages([stage for stage, _ in local_stages], engines)
+        for stage, _ in local_stages:
+            check_model_places(deploy, stage.stage_id, read_bounds(arguments))
         _check_connectors(deploy, [stage.stage_id for stage, _ in local_stages], connectors)
     for doubt in doubtful_engines(deploy.stages, engines):
         logger.warning("deploy.engine_unknown %s", doubt)

@@ -31,6 +31,8 @@ _CALL_S: Final = 3.0
 _TCP_S: Final = 2.0
 #: How many replicas are looked at at the same time: the addresses are what records say, and there may be many.
 _AT_ONCE: Final = 64
+#: How long all of that may take.
+_ADDRESSES_S: Final = 10.0
 #: The first byte that a socket of ZMQ sends.
 _GREETING: Final = b"\xff"
 _RELEASE_TRIES: Final = 50
@@ -243,15 +245,24 @@ async def _check_addresses(view: View) -> list[Finding]:
         async with places:
             return await _address_finding(info)
 
-    results = await asyncio.gather(*map(look, infos), return_exceptions=True)
+    looks = [asyncio.create_task(look(info)) for info in infos]
+    left = (await asyncio.wait(looks, timeout=_ADDRESSES_S))[1] if looks else set()
+    for each in left:
+        each.cancel()
+    results = await asyncio.gather(*looks, return_exceptions=True)
     found = []
-    for info, result in zip(infos, results, strict=True):
+    for info, each, result in zip(infos, looks, results, strict=True):
+        if each in left:
+            continue
         if isinstance(result, BaseException):
             text = f"replica {info.name} on {info.host} could not be checked: {type(result).__name__}: {result}"
             found.append(Finding(Grade.PROBLEM, "address", text))
         elif result is not None:
             found.append(result)
-    if infos and not found:
+    if left:
+        text = f"{len(left)} of {len(infos)} replicas were not checked: the others took {_ADDRESSES_S:g} s"
+        found.append(Finding(Grade.NOTE, "address", text, "see to those that can't be reached, then run it again"))
+    elif infos and not found:
         found.append(Finding(Grade.OK, "address", f"all {len(infos)} replicas can be reached from here"))
     return found
 
@@ -300,9 +311,11 @@ async def _unreachable(sockets: Mapping[str, TcpAddress]) -> str:
         except UnicodeError:
             wrong.append(f"{address} (its name is none that can be resolved)")
             continue
-        if why := await _why_no_greeting(reader):
-            wrong.append(f"{address} ({why})")
-        writer.close()
+        try:
+            if why := await _why_no_greeting(reader):
+                wrong.append(f"{address} ({why})")
+        finally:
+            writer.close()
     return ", ".join(wrong)
 
 

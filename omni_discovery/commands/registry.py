@@ -63,7 +63,8 @@ def add_trust_options(parser: argparse._ActionsContainer) -> None:
         action="append",
         metavar="FOLDER",
         help="where the models of a pipeline that comes from etcd may lie (repeatable; default: $OMNI_MODEL_ROOT, with"
-        " colons, else the folder of this start unless it is /, and /models); the model hub's cache always",
+        " colons, else /models and the folder of this start, unless it is / or others can write there); the model hub's"
+        " cache always. What is below a folder that is named here is taken, whoever else can change it",
     )
 
 
@@ -73,15 +74,23 @@ def read_bounds(arguments: argparse.Namespace) -> Bounds:
 
     said = os.environ.get("OMNI_ALLOW", "").split(",") if arguments.allow is None else arguments.allow
     allow = read_allow([text.strip() for text in said if text.strip()])
-    roots = arguments.model_root
-    if roots is None:
-        roots = [folder for folder in os.environ.get("OMNI_MODEL_ROOT", "").split(":") if folder] or _usual_roots()
+    named = arguments.model_root
+    if named is None:
+        named = [folder for folder in os.environ.get("OMNI_MODEL_ROOT", "").split(":") if folder]
     cache = os.environ.get("HF_HUB_CACHE") or str(
         Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     )
-    paths = [Path.cwd() / Path(folder).expanduser() for folder in (*roots, cache, _OWN_MODELS)]
-    both = [text for path in paths for text in (os.path.normpath(path), str(path.resolve()))]
-    return Bounds(allow=allow, model_roots=tuple(dict.fromkeys(both)))
+    return Bounds(
+        allow=allow,
+        model_roots=_both_paths([*(named or _usual_roots()), cache, str(_OWN_MODELS)]),
+        named_roots=_both_paths(named),
+    )
+
+
+def _both_paths(folders: Sequence[str]) -> tuple[str, ...]:
+    """The folders' full paths, as given and with all links followed."""
+    paths = [Path.cwd() / Path(folder).expanduser() for folder in folders]
+    return tuple(dict.fromkeys(text for path in paths for text in (os.path.normpath(path), str(path.resolve()))))
 
 
 #: The demo's models, which come with the product.
@@ -89,8 +98,10 @@ _OWN_MODELS: Final = Path(__file__).resolve().parents[2] / "stage_runtime" / "de
 
 
 def _usual_roots() -> list[str]:
+    from omni_discovery.processes import is_unshared
+
     here = Path.cwd()
-    return [str(here)] * (here != Path("/")) + ["/models"]
+    return [str(here)] * (here != Path("/") and is_unshared(here)) + ["/models"]
 
 
 def add_security_options(parser: argparse.ArgumentParser) -> None:

@@ -362,7 +362,7 @@ def _read(
     problems: Sequence[Problem] = (),
     engines: Collection[str] | None = None,
 ) -> DeployConfig:
-    _check_levels(document, source)
+    _check_size(document, source)
     try:
         ours = translate(document, KNOWN_KEYS, overrides, installed)
     except RecursionError as error:
@@ -401,7 +401,7 @@ def convert_document(
     The engines' arguments are only checked in a document that comes from outside, not in one that is in force.
     ``installed`` and ``engines``: see ``parse_deploy``.
     """
-    _check_levels(document, source)
+    _check_size(document, source)
     try:
         plain = without_lines(document)
     except RecursionError as error:
@@ -439,9 +439,31 @@ def _without_echoes(problems: Sequence[Problem], variables: Sequence[Problem]) -
     ]
 
 
-def _check_levels(document: Any, source: str) -> None:
+#: How many stages a pipeline may have, how many edges and, together, how many inputs of stages. The checks of what they
+#: have wrong together, and those of operators' commands, take longer than in proportion to them.
+MOST_STAGES: Final = 256
+MOST_EDGES: Final = 1024
+
+
+def _check_size(document: Any, source: str) -> None:
     if is_too_deep(document):
         raise ConfigError(f"{source}: it has more than {MOST_LEVELS} levels, or a part of it holds itself")
+    if not isinstance(document, Mapping):
+        return
+    stages, edges = (_list_of(document, key) for key in ("stages", "edges"))
+    inputs = sum(len(_list_of(stage, "input_from")) for stage in stages if isinstance(stage, Mapping))
+    for name, count, most in (
+        ("stages", len(stages), MOST_STAGES),
+        ("edges", len(edges), MOST_EDGES),
+        ("inputs in 'input_from' of its stages", inputs, MOST_EDGES),
+    ):
+        if count > most:
+            raise ConfigError(f"{source}: it has {count} {name}; a pipeline has at most {most}: serve it as several")
+
+
+def _list_of(part: Mapping[str, Any], key: str) -> Sequence[Any]:
+    found = part.get(key)
+    return found if isinstance(found, list | tuple) else ()
 
 
 def _parts_of(document: Mapping[str, Any]) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +13,11 @@ import msgspec
 from omni_discovery.deploy.checks import doubt_of_engine, nearest
 from omni_discovery.deploy.dialect import CONNECTORS, Overrides
 from omni_discovery.deploy.document import DeployConfig, StageConfig, parse_deploy, short_value
+from omni_discovery.deploy.trust.bounds import Bounds
+from omni_discovery.deploy.trust.judge import is_under, model_texts
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import CONNECTOR_GROUPS, ENGINE_GROUPS, find_plugins
+from omni_discovery.processes import check_unshared
 
 
 def load_deploy(
@@ -60,6 +64,41 @@ def locate_model(text: str) -> tuple[str, ...]:
         return (text,)
     # "a/link/.." is not "a": only the real path counts then.
     return (str(real),) if ".." in path.parts else tuple(dict.fromkeys((str(written), str(real))))
+
+
+def check_model_places(deploy: DeployConfig, stage_id: int, bounds: Bounds) -> None:
+    """Raise ConfigError for a model of this stage that another user could have put where it lies, or could swap.
+
+    Models in folders that the operator has named as roots are left to the operator.
+    """
+    for text in model_texts(deploy, stage_id):
+        check_model_place(text, bounds, f"stage {stage_id}: ")
+
+
+def check_model_place(text: str, bounds: Bounds, place: str = "") -> None:
+    """Raise ConfigError, which begins with ``place``, for such a model. A name on a model hub passes."""
+    paths = locate_model(text)
+    if not paths or any(is_under(path, root) for path in paths for root in bounds.named_roots):
+        return
+    try:
+        path = Path(text).expanduser()
+        if not path.is_absolute():
+            check_unshared(Path.cwd())
+        check_unshared(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{place}the model {text} is a folder here, {paths[-1]}, and not for this user alone: {error}."
+            " Name a folder"
+            f" that others can't change by its full path, or trust who can: --model-root {shlex.quote(paths[-1])}"
+        ) from error
+    except (OSError, ValueError, RuntimeError):
+        # Who loads it tells what is missing, or no path.
+        return
+
+
+def needs_start_folder(deploy: DeployConfig, stage_id: int) -> bool:
+    """Whether a model of this stage is found from the current folder, by a relative path."""
+    return any(locate_model(text) and not text.startswith(("/", "~")) for text in model_texts(deploy, stage_id))
 
 
 #: How many differences are described; of more, the number.

@@ -41,7 +41,7 @@ def read_prompt(
             return _render(tokenizer, value, items, template)
         case "prompt" if isinstance(value, str):
             return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
-        case "prompt_token_ids" if isinstance(value, list | tuple) and all(type(item) is int for item in value):
+        case "prompt_token_ids" if isinstance(value, list | tuple) and set(map(type, value)) <= {int}:
             return list(value)
     raise InvalidRequestError(f"{given[0]} is of the wrong type")
 
@@ -61,6 +61,17 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequestError("give a prompt, or messages whose last one says what to draw")
     return prompt
+
+
+def text_size(inputs: Mapping[str, Any]) -> int:
+    """Characters of the text in a client's prompt or messages. What is none has no size here."""
+    messages = inputs.get("messages")
+    contents: list[Any] = [inputs.get("prompt")]
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        parts = content if isinstance(content, list) else [{"text": content}]
+        contents += [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return sum(len(each) for each in contents if isinstance(each, str))
 
 
 def _render(tokenizer: Any, messages: Any, items: Collection[str], template: str | None) -> list[int]:

@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from omni_discovery.deploy.document import DeployConfig, StageConfig
-from omni_discovery.deploy.load import locate_model
+from omni_discovery.deploy.load import check_model_places, locate_model
 from omni_discovery.deploy.trust.bounds import ALL, Bounds, is_below
 from omni_discovery.deploy.trust.judge import check_document, refusal, within
 
@@ -15,9 +15,11 @@ from omni_discovery.deploy.trust.judge import check_document, refusal, within
 def trusted_stage(deploy: DeployConfig, stage_id: int, bounds: Bounds) -> StageConfig:
     """The stage of a document as it may run here. Raise ConfigError with what this host would have to allow.
 
-    A document of this host's own command line is trusted as it is.
+    A document of this host's own command line is trusted as it is, but for models that another user could have put
+    where it has them.
     """
     check_document(deploy, stage_id, bounds, locate_model)
+    check_model_places(deploy, stage_id, bounds)
     stage = deploy.stage(stage_id)
     if bounds.trusts(deploy):
         return stage

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from omni_discovery import __version__
@@ -20,8 +21,11 @@ from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.commands.flags import CURVE
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
+from omni_discovery.deploy.load import needs_start_folder
+from omni_discovery.deploy.trust.judge import model_texts
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
+from omni_discovery.processes import is_unshared
 from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
@@ -114,6 +118,8 @@ class Replica:
         self._config = config
         self._write_status = write_status
         self._stage: StageConfig = trusted_stage(deploy, config.stage_id, config.bounds)
+        texts = model_texts(deploy, config.stage_id)
+        self._has_hub_names = bool(texts) and not needs_start_folder(deploy, config.stage_id)
         self._identity = identity(deploy, config.stage_id)
         self._connect = connect
         self._device = device
@@ -225,11 +231,18 @@ class Replica:
             producers=self._producers,
         )
 
+    def _leave_shared_folder(self) -> None:
+        """Leave a folder in which others could still make one that is called like a model on a model hub."""
+        if self._has_hub_names and not is_unshared(Path.cwd()):
+            logger.info("replica.left_folder folder=%s: others can write there", Path.cwd())
+            os.chdir("/")
+
     def _load_engine(self) -> None:
         stage = self._stage
         logger.info("replica.loading stage=%d engine=%s model=%s", stage.stage_id, stage.engine, stage.model)
         self._readiness.wait_ready()
         self._load_started_s = time.monotonic()
+        self._leave_shared_folder()
         try:
             with load_deadline(self._config.init_timeout_s, self._give_up_loading):
                 self._engine.load(self._report_loading)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from typing import Any
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.deploy.engine_args import bootstrap_port
@@ -149,10 +150,19 @@ def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: 
             "VLLM_LOGGING_LEVEL": "ERROR",
             "PYTHONWARNINGS": "ignore::FutureWarning",
         }
+        if _is_on_one_host(stage.engine_args):
+            # The ports between the ranks of a stage: without this, on the address that the host's name has.
+            environment["GLOO_SOCKET_IFNAME"] = "lo"
         if advertise_host and stage.engine_args.get("kv_transfer_config"):
             # vLLM itself would say "localhost", which finds nothing from another machine.
             environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = advertise_host
     return environment
+
+
+def _is_on_one_host(engine_args: Mapping[str, Any]) -> bool:
+    """Whether no argument lets vLLM put ranks of one replica on other hosts."""
+    backends = (engine_args.get("distributed_executor_backend"), engine_args.get("data_parallel_backend"))
+    return "ray" not in backends and engine_args.get("nnodes", 1) == 1 and not engine_args.get("data_parallel_address")
 
 
 def _kv_ports(base: Mapping[str, str], stage: StageConfig, ordinal: int) -> dict[str, str]:

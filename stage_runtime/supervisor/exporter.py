@@ -11,12 +11,13 @@ import threading
 import time
 from socketserver import ThreadingMixIn
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import LatestSamples, Sample, encode_sample
 from omni_discovery.records.api_key import digest_of
+from omni_discovery.sockets.listen import bind
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +38,20 @@ class _Quiet(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each of a bounded number of connections: one more closes the oldest."""
+    """The server of one socket, a thread for each of a bounded number of connections: one more closes the oldest."""
 
     daemon_threads = True
-    request_queue_size = 128
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, listener: socket.socket, app: Any) -> None:
         #: Open connections, the oldest first. Guarded by the condition, which is notified when one is closed.
         self._connections: dict[Any, None] = {}
         self._closed_one = threading.Condition()
-        super().__init__(*args)
+        super().__init__(listener.getsockname()[:2], _Quiet, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_name, self.server_port = listener.getsockname()[:2]
+        self.setup_environ()
+        self.set_app(app)
 
     def get_request(self) -> tuple[Any, Any]:
         """See socketserver."""
@@ -136,23 +141,16 @@ class MetricsExporter:
         if token_file:
             app = _ask_for_token(app, read_secret_file("--metrics-token-file", token_file).strip(), token_file)
 
-        class Server(_Server):
-            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        try:
-            server = make_server(host, port, app, Server, _Quiet)
-        except OSError as error:
-            raise ConfigError(
-                f"--metrics-port {port}: can't listen at {host}: {error.strerror or error}; choose another port or"
-                " --metrics-host"
-            ) from error
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
-        thread.start()
+        listeners = bind(host, port, "--metrics-port", "--metrics-host")
+        for listener in listeners:
+            server = _Server(listener, app)
+            thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+            thread.start()
+            self._stop_server.callback(thread.join, 5.0)
+            self._stop_server.callback(server.server_close)
+            self._stop_server.callback(server.shutdown)
         self._is_serving = True
-        self._stop_server.callback(thread.join, 5.0)
-        self._stop_server.callback(server.server_close)
-        self._stop_server.callback(server.shutdown)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
+        url = f"http://{f'[{host}]' if ':' in host else host}:{listeners[0].getsockname()[1]}/metrics"
         logger.info("supervisor.metrics url=%s", url)
         return url
 

@@ -19,7 +19,7 @@ from PIL import Image
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines.base import Engine, StageRequest, create_engine, modules_to_preload
+from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine, modules_to_preload
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.testing import OPTIONAL, EngineContract, drain
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
@@ -348,6 +348,66 @@ class TestThinker:
             thinker.engine.add(replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 128}))
         (output,) = run(thinker.engine, replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 127}))["k"]
         assert output.finish_reason == "length"
+
+    @pytest.mark.attack("G1")
+    @pytest.mark.parametrize("many", ["1 plus 2 ", "a", "1", " "])
+    def test_of_a_prompt_of_megabytes_no_more_is_encoded_than_a_context_holds(
+        self, thinker: Subject, many: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = thinker.engine._model  # type: ignore[attr-defined]
+        encode, sizes = model.tokenizer.encode, []
+
+        def noted(text: str, **options: Any) -> Any:
+            sizes.append(len(text))
+            return encode(text, **options)
+
+        monkeypatch.setattr(model.tokenizer, "encode", noted)
+        text = many * (2_900_000 // len(many))
+        for inputs in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+            (output,) = run(thinker.engine, replace(ask_thinker("long"), inputs=inputs))["long"]
+            assert output.error is not None
+            kind, reason, *status = output.error
+            assert (kind, status) == (FailureKind.INVALID, [400])
+            assert reason.startswith("this model's maximum context length is 128 tokens")
+            assert reason.endswith("Make it shorter")
+        assert sum(sizes) < 32_000
+        assert run(thinker.engine, ask_thinker("k"))["k"][-1].finished
+
+    @pytest.mark.attack("G1")
+    def test_others_are_answered_while_a_long_prompt_is_read(
+        self, thinker: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """1. two long prompts; the tokenizer does not come to an end with the first
+        2. another request is answered; the second one is aborted; 3. the first is read, and answered
+        """
+        engine, go_on = thinker.engine, threading.Event()
+
+        class Slow:
+            def encode(self, text: str, **options: Any) -> list[int]:
+                if len(text) > 1000:
+                    assert go_on.wait(60)
+                return [30, 31] if options["add_special_tokens"] else []
+
+        bounded = engine._model.bounded  # type: ignore[attr-defined]
+        monkeypatch.setattr(bounded, "_tokenizer", Slow())
+        # As if so long a text could fit.
+        monkeypatch.setattr(bounded, "_token_characters", 10_000)
+        engine.add(replace(ask_thinker("long"), inputs={"prompt": "a" * 70_000}))
+        engine.add(replace(ask_thinker("second"), inputs={"prompt": "b" * 70_000}))
+        with pytest.raises(InvalidRequestError, match="running already"):
+            engine.add(ask_thinker("long"))
+        engine.add(replace(ask_thinker("k"), inputs={"prompt_token_ids": [30, 31]}))
+        said: list[EngineOutput] = []
+        while not said or not said[-1].finished:
+            said += engine.step()
+        assert {output.key for output in said} == {"k"}
+        engine.abort("second")
+        assert [(output.key, output.finish_reason) for output in engine.step()] == [("second", "abort")]
+        assert engine.has_unfinished()
+        go_on.set()
+        outputs = [output for output in drain(engine) if output.key == "long"]
+        assert outputs[-1].finish_reason == "length"
+        assert [output.token_ids for output in outputs] == [output.token_ids for output in said]
 
     @pytest.mark.parametrize(
         ("params", "named"),

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.hub import Hub
+from tests.support.loopback import HAS_IPV6
 from tests.support.processes import Child, wait_for
 from tests.support.registry import EtcdServer, quiet_port
 
 pytestmark = pytest.mark.e2e
 
 ONE_STAGE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
-
-
-def _has_ipv6_loopback() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture
@@ -39,7 +30,7 @@ def endpoint(tmp_path: Path) -> Iterator[str]:
     server.kill()
 
 
-@pytest.mark.skipif(not _has_ipv6_loopback(), reason="this machine has no ::1")
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
 def test_a_request_through_hub_and_replica_that_know_each_other_by_ipv6_alone(tmp_path: Path, endpoint: str) -> None:
     """1. hub and replica are told etcd's address, [::1], and nothing else
     2. the record says [::1]; a request over HTTP on [::1] is answered; what is drained withdraws

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 #: What a connection says that was closed by the other side without a last word.
 GONE = (ConnectionError, BrokenPipeError)
+#: The state of a listening socket in the kernel's tables.
+_LISTENING = "0A"
 
 
 class Attacker:
@@ -124,6 +126,24 @@ def cpu_s(pid: int) -> float:
     """The processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def listeners(pid: int) -> list[tuple[str, int]]:
+    """The TCP addresses that a process on this machine listens on."""
+    sockets = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(str(entry.readlink()))
+    found = []
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in sockets:
+                host, _, port = fields[1].partition(":")
+                # Words of 32 bits, each in the machine's order of bytes.
+                words = struct.pack(f"={len(host) // 8}I", *struct.unpack(f">{len(host) // 8}I", bytes.fromhex(host)))
+                found.append((socket.inet_ntop(family, words), int(port, 16)))
+    return found
 
 
 def descriptors(pid: int) -> int:

@@ -15,8 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
-#: The page's tables: those that got through once, those that never did, and what a second and a third attack found.
-KINDS: Final = ("A", "C", "D", "E")
+#: The page's tables: those that got through once, those that never did, and what later attacks found.
+KINDS: Final = ("A", "C", "D", "E", "F", "G")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,19 @@ ATTACKS: Final = (
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
     Attack("E9", "a replica ends requests with gaps and acknowledges no abort", "ejected; aborts are bounded"),
     Attack("E10", "another user plants compiled code and locks in /tmp", "not loaded; stages start and serve"),
+    Attack("F1", "connections to the ports of an engine's process groups, closed at once", "nobody can connect"),
+    Attack("F2", "a folder called like the model, planted in a shared folder", "refused, with what to do"),
+    Attack("F3", "another user listens on ::1 at the port of a hub on 127.0.0.1", "no port of ours is free there"),
+    Attack("F4", "sound with sample rates of 1 Hz or of gigahertz", "the request fails; memory stays flat"),
+    Attack("F5", "token ids without text and without end", "the hub keeps 8 MiB of a stage's output at most"),
+    Attack("F6", "records of nobody, and documents of thousands of stages, before omni doctor", "it ends in seconds"),
+    Attack("F7", "large files of a stage that is declared deterministic", "compared by parts; the loop goes on"),
+    Attack("G1", "one prompt of megabytes, with 16 answers, is turned into tokens", "refused by its length; read once"),
+    Attack("G2", "a stranger who sends TLS thousands of KeyUpdates, and no HTTP", "cut; others are served"),
+    Attack("G3", "a WebSocket that goes on to send tiny messages", "closed with 1008; others are served"),
+    Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
+    Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
+    Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
 )
 
 #: Rows without a test, and why.

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,8 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from omni_discovery.errors import ConfigError
 from omni_discovery.etcd import _die_with_parent
 from omni_discovery.etcd.embedded import find_binary
+from omni_discovery.sockets.listen import bind
 
 _Found = TypeVar("_Found")
 
@@ -53,11 +54,12 @@ def compact(endpoint: str) -> None:
 
 
 def quiet_port() -> int:
-    """A free port that stays free: from below those that the kernel gives to outgoing connections."""
+    """A free port of loopback that stays free: from below those that the kernel gives to outgoing connections."""
     while True:
         port = random.randrange(16_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        with suppress(ConfigError):
+            for listener in bind("127.0.0.1", port):
+                listener.close()
             return port
 
 

@@ -15,8 +15,9 @@ import msgspec
 from openai import AsyncOpenAI, OpenAI
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from hub.async_omni import AsyncOmni
+from omni_discovery.sockets.listen import bind
 from stage_runtime.engines.base import create_engine
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
@@ -88,13 +89,14 @@ def think(asked: Prompt) -> Iterator[str | dict[str, str]]:
 
 
 def speak(said: Said) -> Iterator[bytes]:
-    """A WAV file for each word. The word FAIL fails, WAIT waits for the test."""
+    """A WAV file for each word. The word FAIL fails, WAIT waits for the test, RATE=1 has a header that says 1 Hz."""
     for word in (said.text or said.prompt).split()[: said.max_tokens]:
         if word == "FAIL":
             raise RuntimeError("it was told to fail")
         if word == "WAIT":
             GO_ON.wait(60.0)
-        yield wav_of(samples_of(word, said))
+        _, is_odd, rate_hz = word.partition("RATE=")
+        yield wav_of(samples_of(word, said), int(rate_hz) if is_odd else RATE_HZ)
 
 
 def samples_of(word: str, said: Said) -> bytes:
@@ -109,13 +111,13 @@ def spoken(text: str, **how: str) -> bytes:
     return b"".join(samples_of(word, msgspec.convert(how, Said)) for word in text.split())
 
 
-def wav_of(samples: bytes) -> bytes:
+def wav_of(samples: bytes, rate_hz: int = RATE_HZ) -> bytes:
     """A WAV file of samples."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
         writer.setsampwidth(2)
-        writer.setframerate(RATE_HZ)
+        writer.setframerate(rate_hz)
         writer.writeframes(samples)
     return file.getvalue()
 
@@ -161,11 +163,11 @@ async def served(document: str) -> AsyncIterator[Served]:
         # Else a replica whose voice waits would not end.
         stack.callback(GO_ON.set)
         async with hub_of(document, *replicas) as omni:
-            listener = bind("127.0.0.1", 0)
+            listeners = bind("127.0.0.1", 0)
             server = HttpServer(omni, build_app(omni, deploy, 0))
-            server.start(listener)
+            server.start(listeners)
             try:
-                yield Served(omni, f"http://127.0.0.1:{listener.getsockname()[1]}", replicas)
+                yield Served(omni, f"http://127.0.0.1:{listeners[0].getsockname()[1]}", replicas)
             finally:
                 GO_ON.set()
                 await server.stop()

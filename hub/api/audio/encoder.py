@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
 #: What OpenAI's clients take raw samples to be.
 PCM16: Final = SoundKind(1, 2, 24_000)
-#: Bytes of samples that are encoded in one go: 20 s at 24 kHz, whole frames of up to 16 bytes.
+#: Bytes of samples that are encoded in one go, before and behind the change of their rate: 20 s at 24 kHz.
 SLICE_BYTES: Final = 960_000
+#: Seconds of sound that become of them at most: their number is what encoding takes time for.
+_SLICE_S: Final = 20
 #: The length of a WAV file in its header where it is not known yet.
 _UNKNOWN: Final = 0xFFFFFFFF
 
@@ -69,6 +71,8 @@ class SoundFile:
         self._speed = speed
         self._is_streamed = is_streamed
         self._kind: SoundKind | None = None
+        #: Bytes of the file so far, those included that it still holds.
+        self.size_bytes = 0
         self._reshaper: _Reshaper | None = None
         self._encoder: _Encoder | None = None
 
@@ -81,7 +85,21 @@ class SoundFile:
         samples = _as_16_bits(kind.width_bytes, frames)
         if self._reshaper is not None:
             samples = self._reshaper.add(samples)
-        return self._encoder.add(samples)
+        made = self._encoder.add(samples)
+        self.size_bytes += len(samples) if isinstance(self._encoder, _WholeWav) else len(made)
+        return made
+
+    def slice_bytes(self, kind: SoundKind) -> int:
+        """How many bytes of samples of this kind to add in one go: whole frames, few where they become many more."""
+        frame_bytes = kind.channels * kind.width_bytes
+        target = self._target(kind)
+        grown_bytes = 2 * target.channels * target.rate_hz / kind.rate_hz / self._speed
+        fitting = SLICE_BYTES / max(grown_bytes, 2 * kind.channels, frame_bytes)
+        return int(min(fitting, _SLICE_S * kind.rate_hz * self._speed)) * frame_bytes
+
+    def _target(self, kind: SoundKind) -> SoundKind:
+        """What the samples have to become before they are encoded."""
+        return PCM16 if self.name == "pcm16" else kind._replace(width_bytes=2)
 
     def finish(self) -> bytes:
         """End the file and return what is left of it; nothing if there was no sound."""
@@ -94,7 +112,7 @@ class SoundFile:
         self._kind = kind
         if kind.channels > 2:
             raise EngineFailedError(f"sound with {kind.channels} channels can't be encoded: 1 or 2 can")
-        target = PCM16 if self.name == "pcm16" else kind._replace(width_bytes=2)
+        target = self._target(kind)
         if self._speed != 1.0 or (target.channels, target.rate_hz) != (kind.channels, kind.rate_hz):
             self._reshaper = _Reshaper(kind, target, self._speed)
         if self.name == "pcm16":

@@ -123,14 +123,12 @@ class Speech:
 
     async def _whole(self, generation: Generation, sound: SoundFile) -> bytes:
         size, pieces = AnswerSize("'stream_format': 'audio'"), []
-        is_coded = bool(FORMATS[sound.name].codec)
         try:
             async for _, output in generation:
                 generation.exchange.note_output(output)
-                size.add(0 if is_coded else len(output.data))
                 if output.data:
                     async for made in self._sounds.encoded(sound, output.data):
-                        size.add(len(made) if is_coded else 0)
+                        size.add(sound.size_bytes - size.size_bytes)
                         pieces.append(made)
         finally:
             await generation.close()
@@ -148,7 +146,8 @@ class Speech:
             usage.add(0, output)
             if output.data:
                 async for made in self._sounds.encoded(sound, output.data):
-                    yield made
+                    if made:
+                        yield made
         if rest := await self._sounds.finished(sound):
             yield rest
 

@@ -7,11 +7,11 @@ piece. While its slice waits, a request takes no more of its outputs, and its re
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hub.api.audio.encoder import SLICE_BYTES, SoundFile
+from hub.api.audio.encoder import SoundFile
 from hub.media import read_wav
 from omni_discovery.errors import EngineFailedError
 
@@ -24,33 +24,37 @@ _Made = TypeVar("_Made")
 _THREADS: Final = 2
 #: How long a slice may wait for a thread and take in it.
 _SLICE_S: Final = 30.0
+#: How many threads may be past their time and still at work before others are no longer started in their place.
+_MOST_LATE: Final = 4
 
 
 class EncoderThreads:
     """The threads of one hub. They start when they are first needed, and end with the process."""
 
     def __init__(self, threads: int = _THREADS, slice_s: float = _SLICE_S) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="encoder")
-        self._slice_s = slice_s
+        self._threads, self._slice_s = threads, slice_s
+        self._pool = self._new_pool()
+        #: Slices that nobody waits for any more, while a thread is still at work on them.
+        self._late: set[Future[Any]] = set()
 
     async def encoded(self, sound: SoundFile, file: bytes) -> AsyncIterator[bytes]:
-        """The bytes that become ready as a WAV file is added. Raise EngineFailedError."""
+        """For each slice of a WAV file, the bytes that are ready then; it may be none. Raise EngineFailedError."""
         kind, frames = await self._run(lambda: read_wav(file))
-        for start in range(0, len(frames), SLICE_BYTES):
-            made = await self._run(partial(sound.add, kind, frames[start : start + SLICE_BYTES]))
-            if made:
-                yield made
+        step = sound.slice_bytes(kind)
+        for start in range(0, len(frames), step):
+            yield await self._run(partial(sound.add, kind, frames[start : start + step]))
 
     async def finished(self, sound: SoundFile) -> bytes:
         """End the sound; return its last bytes. Raise EngineFailedError."""
         return await self._run(sound.finish)
 
     async def _run(self, work: Callable[[], _Made]) -> _Made:
-        running = asyncio.get_running_loop().run_in_executor(self._pool, work)
+        running = self._pool.submit(work)
         try:
             async with asyncio.timeout(self._slice_s):
-                return await running
+                return await asyncio.wrap_future(running)
         except TimeoutError as error:
+            self._give_up(running)
             reason = f"a piece of sound was not encoded within {self._slice_s:g} s: this hub's host is overloaded"
             raise EngineFailedError(reason) from error
         except ImportError as error:
@@ -58,3 +62,14 @@ class EncoderThreads:
         except (ValueError, OSError) as error:
             # FFmpeg's errors are of these types.
             raise EngineFailedError(f"the sound can't be encoded: {error}") from error
+
+    def _give_up(self, running: Future[Any]) -> None:
+        """Leave a thread that does not end to its slice, and start others for the slices of other requests."""
+        # A thread can't be stopped; a slice that no thread had begun was taken back.
+        self._late = {each for each in (*self._late, running) if not each.done()}
+        if running in self._late and len(self._late) <= _MOST_LATE:
+            self._pool.shutdown(wait=False)
+            self._pool = self._new_pool()
+
+    def _new_pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._threads, thread_name_prefix="encoder")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from hub.api.audio.encoder import FORMATS, SoundFile
+from hub.api.audio.encoder import SoundFile
 from hub.api.generation.body import AnswerSize
 from hub.api.generation.running import event_of
 from hub.api.generation.timings import shown_timings
@@ -103,15 +103,17 @@ class WholeAnswer(Answer):
         choice = self.note(number, output)
         if choice is None:
             return
-        # What is encoded is kept as something smaller.
-        is_coded = output.modality == "audio" and bool(FORMATS[self.sound_format].codec)
-        self._size.add(len(output.text) + (0 if is_coded else 4 * len(output.data) // 3))
+        is_sound = output.modality == "audio"
+        self._size.add(len(output.text) + (0 if is_sound else 4 * len(output.data) // 3))
         kept = self._parts[choice.index]
         kept.texts.append(output.text)
         kept.logprobs += output.logprobs
-        if output.data and output.modality == "audio":
+        if output.data and is_sound:
             async for made in self.encoded(choice, output, is_streamed=False):
-                self._size.add(4 * len(made) // 3 if is_coded else 0)
+                # What is encoded is kept as something smaller, and raw samples may be kept as many more.
+                size_bytes = self.files[choice.index].size_bytes
+                self._size.add(4 * (size_bytes - kept.sound_bytes) // 3)
+                kept.sound_bytes = size_bytes
                 kept.sound.append(made)
         elif output.data:
             kept.pictures.append((output.data, output.mime))
@@ -157,6 +159,8 @@ class _Parts:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.sound: list[bytes] = []
+        #: Of the file of sound so far.
+        self.sound_bytes = 0
         #: Each with its type.
         self.pictures: list[tuple[bytes, str]] = []
         self.logprobs: tuple[TokenLogprobs, ...] = ()

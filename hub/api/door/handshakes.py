@@ -13,6 +13,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from hub.api.connections import Cut
+from hub.api.door.tls_input import TlsInput
 from hub.api.protocols import Bounded
 from omni_discovery.log_once import LogOnce
 
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from hub.api.connections import Cut
     from hub.api.protocols import BoundedHttp, BoundedServer
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,12 @@ class Handshake(Bounded):
 
     def __init__(self, client: tuple[str, int]) -> None:
         self.client = client
-        self.task: asyncio.Task[object] | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether TLS stands, or never will."""
+        return self.task is not None and self.task.done()
 
     @property
     def unsent_bytes(self) -> int:
@@ -117,26 +123,24 @@ class TlsListener:
         self._loop.call_later(_PAUSE_S, self._listen)
 
     def _begin(self, sock: socket.socket, handshake: Handshake) -> None:
-        def protocol() -> asyncio.Protocol:
-            made = self._make()
-            made.handshake = handshake
-            return made
+        protocol = self._make()
+        protocol.handshake = handshake
+
+        def flood() -> None:
+            # A WebSocket may have taken the protocol's place.
+            current = protocol.current if handshake.is_over else handshake
+            self._bounded.cut({current: Cut.TLS_RECORDS})
 
         sock.setblocking(False)
-        begun = self._loop.connect_accepted_socket(
-            protocol,
-            sock,
-            ssl=self._context,
-            ssl_handshake_timeout=_NEVER_S,
-            ssl_shutdown_timeout=self._goodbye_s,
-        )
+        protocol.tls = TlsInput(self._loop, flood)
+        begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=self._goodbye_s)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)
         handshake.task.add_done_callback(partial(self._ended, sock, handshake))
         connections = self._bounded.connections
         self._bounded.cut(connections.opened(handshake, time.monotonic(), is_handshake=True))
 
-    def _ended(self, sock: socket.socket, handshake: Handshake, task: asyncio.Task[object]) -> None:
+    def _ended(self, sock: socket.socket, handshake: Handshake, task: asyncio.Task[None]) -> None:
         self._under_way.discard(handshake)
         self._bounded.connections.closed(handshake)
         if task.cancelled() or task.exception() is not None:

@@ -16,9 +16,10 @@ from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import make_private, write_private
+from omni_discovery.sockets.listen import bind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,9 +38,10 @@ _TOKEN_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Port:
-    """A bound socket, and how its URL begins."""
+    """Its bound sockets, and how its URL begins."""
 
-    listener: socket.socket
+    listeners: tuple[socket.socket, ...]
+    number: int
     url: str
 
 
@@ -107,11 +109,13 @@ class Ports:
         self._stack.close()
 
     def _bind(self, host: str, port: int, port_flag: str, host_flag: str) -> _Port:
-        listener = self._stack.enter_context(bind(host, port, port_flag, host_flag))
-        bound_host, bound_port = listener.getsockname()[:2]
+        listeners = bind(host, port, port_flag, host_flag)
+        for each in listeners:
+            self._stack.enter_context(each)
+        bound_host, bound_port = listeners[0].getsockname()[:2]
         scheme = "http" if self._tls is None else "https"
         authority = f"[{bound_host}]:{bound_port}" if ":" in bound_host else f"{bound_host}:{bound_port}"
-        return _Port(listener, f"{scheme}://{authority}")
+        return _Port(listeners, bound_port, f"{scheme}://{authority}")
 
     def _bind_own(self, port: OwnPort | None, name: str) -> _Port | None:
         return None if port is None else self._bind(port.host, port.port, f"--{name}-port", f"--{name}-host")
@@ -132,15 +136,14 @@ class Ports:
         if own_names:
             guarded = OwnHostOnly(guarded, own_names)
         server = HttpServer(omni, guarded, http, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips)
-        server.start(port.listener)
+        server.start(port.listeners)
         self._servers.append(server)
 
     def _make_token(self, port: _Port) -> ApiKey:
         """Make a token for operators and leave it in a file that only this user can read."""
         token = secrets.token_hex(_TOKEN_BYTES)
-        number = port.listener.getsockname()[1]
         folder = self._token_folder
-        file = folder / f"{self._namespace}.admin-{number}.token"
+        file = folder / f"{self._namespace}.admin-{port.number}.token"
         try:
             make_private(folder)
             write_private(file, f"{token}\n".encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -35,14 +36,16 @@ if TYPE_CHECKING:
     from omni_discovery.deploy.document import DeployConfig
     from omni_discovery.wire import TokenLogprobs
 
-#: Token ids end below this.
-_MOST_TOKEN: Final = 1 << 31
+#: Token ids of one body: as many as fit into it with five digits each.
+MOST_TOKEN_IDS: Final = 1 << 19
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class CompletionRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CompletionRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
     """The body of POST /v1/completions. ``prompt`` is a text, its token ids, or a list of either."""
 
-    prompt: str | list[Any]
+    # That numbers are not mixed with the others is checked in `prompts`.
+    prompt: str | list[_TokenId | str | list[_TokenId]]
     logprobs: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     # Not served here: `check_neutral` checks that they ask for nothing.
@@ -50,19 +53,19 @@ class CompletionRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_
     echo: Any = None
     suffix: Any = None
 
-    @property
+    @cached_property
     def prompts(self) -> list[dict[str, Any]]:
         """The inputs of each prompt. Raise InvalidRequestError."""
         prompt = self.prompt
-        listed = [prompt] if isinstance(prompt, str) or _is_token_ids(prompt) else prompt
-        if not listed or not all(isinstance(each, str) or _is_token_ids(each) for each in listed):
+        # Of a long list, the interpreter's own loop goes through the types.
+        is_one = isinstance(prompt, str) or set(map(type, prompt)) == {int}
+        listed: list[Any] = [prompt] if is_one else list(prompt)
+        if not listed or [] in listed or int in set(map(type, listed)):
             raise InvalidRequestError("'prompt' is a text, a list of token ids, or a list of either, and not empty")
+        token_ids = sum(len(each) for each in listed if isinstance(each, list))
+        if token_ids > MOST_TOKEN_IDS:
+            raise InvalidRequestError(f"'prompt' has {token_ids} token ids; {MOST_TOKEN_IDS} are the most")
         return [{"prompt": each} if isinstance(each, str) else {"prompt_token_ids": each} for each in listed]
-
-
-def _is_token_ids(value: Any) -> bool:
-    is_list = isinstance(value, list) and bool(value)
-    return is_list and all(type(each) is int and 0 <= each < _MOST_TOKEN for each in value)
 
 
 #: The neutral values of each field, in addition to null.

@@ -40,6 +40,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()
     #: Folders under which models may lie, as given and with all links followed.
     model_roots: tuple[str, ...] = ()
+    #: Those of them that the operator has named: models there are taken, whoever else can change them.
+    named_roots: tuple[str, ...] = ()
     #: Digests of the documents that this host's own command line names: those are trusted.
     own: tuple[str, ...] = ()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -142,6 +143,19 @@ def closed_in(deploy: DeployConfig, stage_id: int, bounds: Bounds, locate: Locat
         yield from _closed_connector(name, extra, bounds)
 
 
+def model_texts(deploy: DeployConfig, stage_id: int) -> tuple[str, ...]:
+    """The texts of a stage that name a model, a tokenizer, a draft or an adapter."""
+    found: dict[str, None] = {}
+
+    def note(text: str) -> tuple[str, ...]:
+        found[text] = None
+        return ()
+
+    with suppress(RecursionError):
+        list(closed_in(deploy, stage_id, Bounds(), note))
+    return tuple(found)
+
+
 def _closed_engine(stage: StageConfig, bounds: Bounds, locate: Locate) -> Iterator[Closed]:
     if stage.engine not in BUILT_IN_ENGINES:
         if not bounds.allows("engine", stage.engine):
@@ -182,7 +196,7 @@ def _closed_model(place: str, text: Any, bounds: Bounds, locate: Locate) -> Iter
             reason = f"is neither a name on a model hub nor a folder: {_short(text)}"
             yield Closed(place, reason, _allow("model", text))
         return
-    if not any(_is_under(path, root) for path in paths for root in bounds.model_roots):
+    if not any(is_under(path, root) for path in paths for root in bounds.model_roots):
         roots = ", ".join(bounds.model_roots) or "none"
         yield Closed(
             place,
@@ -192,7 +206,8 @@ def _closed_model(place: str, text: Any, bounds: Bounds, locate: Locate) -> Iter
         )
 
 
-def _is_under(path: str, root: str) -> bool:
+def is_under(path: str, root: str) -> bool:
+    """Whether a path is a folder, or lies below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 

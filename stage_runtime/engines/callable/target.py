@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.inputs.sounds import LEAST_RATE_HZ, MOST_RATE_HZ
 from stage_runtime.engines.callable.start_folder import add_start_folder
 from stage_runtime.engines.callable.typed_input import TypedInput
 
@@ -36,7 +37,7 @@ class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     #: Empty: the GPU if there is one and torch is used, else the CPU.
     device: str = ""
     #: Sample rate of the sound that an audio stage returns.
-    sample_rate_hz: Annotated[int, Meta(ge=1000, le=384_000)] = 24_000
+    sample_rate_hz: Annotated[int, Meta(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ)] = 24_000
     #: The voices that clients are shown; the callable's field ``speaker`` gets the one that they name.
     voices: tuple[str, ...] = ()
 

@@ -17,7 +17,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
-from stage_runtime.engines.errors import error_of
+from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
@@ -26,7 +26,7 @@ from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
 from stage_runtime.engines.vllm.output import new_output
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
-from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_request, salt_of
+from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, checked_prompt, read_request, salt_of
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm.sampling_params import sampling_params
@@ -56,6 +56,8 @@ class VllmEngine(LlmStage):
         self._answers: dict[str, Answer] = {}
         #: Requests that wait for the rest of their prompt, by key.
         self._partial: dict[str, PartialPrompt] = {}
+        #: Requests whose prompt is long and being read.
+        self._reader = PromptReader()
         #: Token ids of the earlier segments and their answers, of requests that come in segments, by key.
         self._earlier: dict[str, list[int]] = {}
 
@@ -87,7 +89,7 @@ class VllmEngine(LlmStage):
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if request.key in self._answers or request.key in self._partial:
+        if any(request.key in known for known in (self._answers, self._partial, self._reader)):
             raise InvalidRequestError("the request is running already")
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
@@ -96,7 +98,7 @@ class VllmEngine(LlmStage):
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:
             self._partial[request.key] = PartialPrompt.of(request, params, lora)
-        else:
+        elif not self._reader.read_long(request, params, lora, self._model, self._earlier.get(request.key, [])):
             self._start_request(request, params, lora)
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
@@ -118,6 +120,7 @@ class VllmEngine(LlmStage):
         partial, answer = self._partial.get(key), self._answers.get(key)
         if partial is not None:
             partial.is_paused = paused
+        self._reader.pause(key, paused=paused)
         if answer is None or answer.is_paused == paused:
             return answer is not None and paused
         if not paused:
@@ -134,19 +137,36 @@ class VllmEngine(LlmStage):
     def abort(self, key: str) -> None:
         """See Engine."""
         partial, answer = self._partial.get(key), self._answers.get(key)
+        is_read = key in self._reader
         self._drop(key)
-        if partial is not None or answer is not None:
+        if partial is not None or answer is not None or is_read:
             # vLLM puts out nothing for an aborted request.
             usage = {"prompt_tokens": 0, "completion_tokens": 0} if answer is None else answer.usage
             self._due.append(EngineOutput(key, finish_reason="abort", usage=usage))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return super().has_unfinished() or self._pd.has_more(self._llm)
+        return super().has_unfinished() or bool(self._reader) or self._pd.has_more(self._llm)
+
+    def step(self) -> list[EngineOutput]:
+        """See Engine. Requests whose prompts are read begin before it."""
+        for read in self._reader.take_read(waits=not super().has_unfinished()):
+            key = read.request.key
+            try:
+                prompt = read.prompt.result()
+                self._start_request(read.request, read.params, read.lora, is_paused=read.is_paused, read=prompt)
+            except Exception as error:
+                # The engine is not in a step, so the other requests in it are unharmed.
+                if failure_kind(error) is FailureKind.ENGINE:
+                    logger.exception("engine.add_failed request=%s", read.request.request_id)
+                self._drop(key)
+                self._due.append(EngineOutput(key, error=error_of(error)))
+        return super().step()
 
     def close(self) -> None:
         """See Engine."""
         self._answers.clear()
+        self._reader.close()
         hidden, self._hidden = self._hidden, None
         if hidden is not None:
             hidden.close()
@@ -155,14 +175,16 @@ class VllmEngine(LlmStage):
     def _has_work(self) -> bool:
         return super()._has_work() or self._pd.wait_for_more(self._llm)
 
-    def _start_request(self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False) -> None:
+    def _start_request(
+        self, request: StageRequest, params: Any, lora: Any, *, is_paused: bool = False, read: Prompt | None = None
+    ) -> None:
         """Start a request whose prompt is complete. Raise what ``add`` raises."""
         earlier = self._earlier.get(request.key, [])
         handed = self._pd.prompt_of(request)
         if request.segment is not None and (self._pd.is_prefill or handed is not None):
             raise InvalidRequestError("a stage that is split into prefill and decode takes no input in segments")
         if handed is None:
-            prompt = read_request(request, self._model, earlier)
+            prompt = read_request(request, self._model, earlier) if read is None else read
         else:
             prompt = checked_prompt(Prompt(handed, salt=salt_of(request)), self._model)
         if prompt.items is not None and self._pd.role is not None:
@@ -205,6 +227,7 @@ class VllmEngine(LlmStage):
     def _drop(self, key: str) -> None:
         for known in (self._earlier, self._partial, self._answers):
             known.pop(key, None)
+        self._reader.stop(key)
         self._runs.stop(key)
         self._read_ahead.stop(key)
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.files import check_model_files
+from stage_runtime.engines.process_group import seal_single_rank_groups
+from stage_runtime.engines.tokens import BoundedTokenizer
 
 #: How many requests vLLM runs at once by default, without ``max_num_seqs``.
 _USUAL_CAPACITY: Final = 256
@@ -78,6 +80,7 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
     from vllm import EngineArgs, LLMEngine
 
     arguments = engine_args_of(stage, given, EngineArgs)
+    seal_single_rank_groups()
     try:
         llm = LLMEngine.from_engine_args(arguments, enable_multiprocessing=False)
     except (ValueError, OSError) as error:
@@ -132,6 +135,11 @@ class Model:
     takes_items: bool = False
     #: The least number of tokens of an answer: 0 if the stage pools.
     least_answer: int = 1
+    #: Encodes what clients and earlier stages send.
+    bounded: BoundedTokenizer = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bounded", BoundedTokenizer(self.tokenizer, self.max_model_len))
 
 
 def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:

@@ -6,13 +6,14 @@ Pictures for a multimodal model come with the request, in messages or beside the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.media.items import BESIDE, PICTURES, take_items
-from stage_runtime.engines.prompts import check_unread, read_prompt
+from stage_runtime.engines.prompts import check_unread, read_prompt, text_size
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
 
@@ -20,6 +21,10 @@ from stage_runtime.engines.vllm.sampling_params import check_prompt
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 _IDS: Final = ("prompt_token_ids", "token_ids")
 _ITEMS: Final = "multi_modal_data"
+#: Characters from which on a text is read in a thread: they take some tens of milliseconds.
+_LONG: Final = 1 << 16
+#: How long a step waits for a prompt, if there is nothing else to do.
+_PAUSE_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,63 @@ class Prompt:
         return prompt if self.items is None else {**prompt, _ITEMS: self.items}
 
 
+@dataclass(slots=True)
+class Reading:
+    """A request whose prompt is being read."""
+
+    request: StageRequest
+    params: Any
+    lora: Any
+    prompt: Future[Prompt]
+    is_paused: bool = False
+
+
+class PromptReader:
+    """Reads long prompts in a thread, one after the other: the engine goes on with other requests meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "PromptReader")
+        self._readings: dict[str, Reading] = {}
+
+    def __len__(self) -> int:
+        return len(self._readings)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._readings
+
+    def read_long(self, request: StageRequest, params: Any, lora: Any, model: Model, earlier: Sequence[int]) -> bool:
+        """Whether the request's prompt is long; then it is being read from now on."""
+        if request.payloads or text_size(request.inputs) < _LONG:
+            return False
+        prompt = self._thread.submit(read_request, request, model, earlier)
+        self._readings[request.key] = Reading(request, params, lora, prompt)
+        return True
+
+    def pause(self, key: str, *, paused: bool) -> None:
+        """The request is to begin paused, or not. Unknown keys are ignored."""
+        if key in self._readings:
+            self._readings[key].is_paused = paused
+
+    def take_read(self, *, waits: bool) -> list[Reading]:
+        """The requests whose prompts are read, or can't be. ``waits``: for a moment, if there are none yet."""
+        if self._readings and waits:
+            wait([each.prompt for each in self._readings.values()], _PAUSE_S, FIRST_COMPLETED)
+        done = [key for key, each in self._readings.items() if each.prompt.done()]
+        return [self._readings.pop(key) for key in done]
+
+    def stop(self, key: str) -> bool:
+        """Forget a request; return whether it was known. Its prompt is read to its end if that has begun."""
+        reading = self._readings.pop(key, None)
+        if reading is not None:
+            reading.prompt.cancel()
+        return reading is not None
+
+    def close(self) -> None:
+        """Forget all requests, and end the thread."""
+        self._readings.clear()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 def salt_of(request: StageRequest) -> str:
     """The request's ``cache_salt``; empty if it has none."""
     return str(request.params.get("cache_salt") or "")
@@ -66,7 +128,7 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     else:
         check_unread(request.inputs)
         inputs, items = take_items(request.inputs, PICTURES) if model.takes_items else (request.inputs, None)
-        prompt = Prompt(read_prompt(model.tokenizer, inputs, begins=not earlier, items=items or ()), items=items)
+        prompt = Prompt(read_prompt(model.bounded, inputs, begins=not earlier, items=items or ()), items=items)
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):
@@ -99,7 +161,7 @@ def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
         if all(name in part for part in parts):
             return Prompt([token_id for part in parts for token_id in _ids(part[name], name)], items=items)
     if all(isinstance(part.get("text"), str) for part in parts):
-        return Prompt(list(model.tokenizer.encode("".join(part["text"] for part in parts))), items=items)
+        return Prompt(model.bounded.encode("".join(part["text"] for part in parts)), items=items)
     names = ", ".join(sorted({name for part in parts for name in part})) or "nothing"
     hint = "" if model.embeds_size else "; prompt_embeds are taken where engine_args.enable_prompt_embeds is true"
     raise InvalidRequestError(

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
+from omni_discovery.inputs.sounds import LEAST_RATE_HZ, MOST_RATE_HZ
 from stage_runtime.engines.base import checked_args
 
 #: The minor of vLLM-Omni, and of the vLLM below it, with which this engine was run.
@@ -43,7 +44,7 @@ class OmniArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     #: The ``extra`` of vLLM-Omni's connector, such as ``codec_chunk_frames``, over its own deploy file's.
     connector_extra: dict[str, bool | int | float | list[int]] = {}
     #: Of the sound of a model that does not say it.
-    sample_rate_hz: Annotated[int, Meta(ge=1, le=1 << 20)] = 24000
+    sample_rate_hz: Annotated[int, Meta(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ)] = 24000
     #: The pipeline by its name in vLLM-Omni's registry. With it, these settings are all there are: no deploy file that
     #: vLLM-Omni ships lies below them.
     pipeline: str | None = None

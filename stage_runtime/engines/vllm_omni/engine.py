@@ -24,6 +24,7 @@ from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.files import wav_of
 from stage_runtime.engines.media.fetch import fetch_links
 from stage_runtime.engines.media.items import has_items, take_items
+from stage_runtime.engines.tokens import BoundedTokenizer
 from stage_runtime.engines.vllm.base import scheduler_metrics
 from stage_runtime.engines.vllm.load import check_model, usual_capacity
 from stage_runtime.engines.vllm_omni.args import check_versions, split_args
@@ -114,7 +115,7 @@ class OmniStage:
         check_model(stage)
         self._capacity = usual_capacity(self._given)
         self._loaded: LoadedStage | None = None
-        self._tokenizer: Any = None
+        self._tokenizer: BoundedTokenizer | None = None
         self._takes: PayloadCheck | None = None
         #: By the request's key, and the keys by vLLM's name.
         self._runs: dict[str, _Run] = {}
@@ -160,11 +161,13 @@ class OmniStage:
         talker = getattr(self._loaded.hf_config, "talker_config", None)
         return sorted(getattr(talker, "spk_id", None) or ())
 
-    def _tokenizer_of(self, config: Any) -> Any:
+    def _tokenizer_of(self, config: Any) -> BoundedTokenizer | None:
         from vllm.tokenizers import cached_tokenizer_from_config
 
-        is_needed = self._loaded is not None and self._loaded.is_first
-        return cached_tokenizer_from_config(model_config=config.model_config) if is_needed else None
+        if self._loaded is None or not self._loaded.is_first:
+            return None
+        tokenizer = cached_tokenizer_from_config(model_config=config.model_config)
+        return BoundedTokenizer(tokenizer, int(config.model_config.max_model_len))
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""

@@ -13,6 +13,7 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.text import essence
 from stage_runtime.engines.base import Report
 from stage_runtime.engines.errors import lacks_memory
+from stage_runtime.engines.process_group import seal_single_rank_groups
 from stage_runtime.engines.vllm_omni import connector
 from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.determinism import make_deterministic
@@ -81,6 +82,7 @@ def load_stage(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any], rep
     # Before anything else of it: else vLLM would look for the model's class in vain, for seconds.
     register_omni_models_to_vllm()
     connector.register()
+    seal_single_rank_groups()
     report("loading the model", 0.4)
     try:
         return _load(stage, args, given)

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
+from omni_discovery.sockets.listen import bind
 from tests.integration.hub.test_streaming_input import ONE
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
@@ -22,11 +23,11 @@ from tests.support.serving import HUBS, hub_of
 async def served(replica: LocalReplica) -> AsyncIterator[int]:
     """The port of a hub before this replica."""
     async with hub_of(ONE, replica) as omni:
-        listener = bind("127.0.0.1", 0)
+        listeners = bind("127.0.0.1", 0)
         server = HttpServer(omni, build_app(omni, deploy_of(ONE), 0))
-        server.start(listener)
+        server.start(listeners)
         try:
-            yield listener.getsockname()[1]
+            yield listeners[0].getsockname()[1]
         finally:
             await server.stop()
 

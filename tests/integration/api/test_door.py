@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import socket
 import ssl
@@ -24,6 +25,8 @@ from omni_discovery.commands.access.key import KeyCommand
 from stage_runtime.demo.processes import descendants
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.hub import Hub
+from tests.support.loopback import HAS_IPV6
+from tests.support.other_user import as_ordinary_user, require_root
 from tests.support.processes import wait_for
 from tests.support.registry import EtcdServer
 
@@ -266,3 +269,54 @@ def test_a_port_for_operators_that_is_taken_is_named_by_its_flag(tmp_path: Path)
         hub = Hub.of_yaml(tmp_path, ECHO, "--admin-port", str(taken.getsockname()[1]))
         assert hub.process.wait(60) == 2
     assert "choose another --admin-port" in hub.text
+
+
+def url_in(hub: Hub, name: str) -> str:
+    found = re.search(rf"hub\.{name} url=(\S+)", hub.text)
+    assert found is not None, hub.text
+    return found[1]
+
+
+@pytest.mark.attack("F3")
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
+def test_no_other_user_can_answer_those_who_say_localhost(tmp_path: Path) -> None:
+    """1. a hub has three ports on 127.0.0.1; another user can listen on none of them on ::1
+    2. who says localhost is answered by the hub, with either address tried first
+    """
+    require_root()
+    flags = ["--admin-port", "0", "--metrics-port", "0"]
+    hub = Hub.of_yaml(tmp_path, ECHO, *flags)
+    try:
+        hub.wait_ready()
+        ports = [httpx.URL(url).port or 0 for url in (hub.url, url_in(hub, "admin"), url_in(hub, "metrics"))]
+
+        def refusals() -> list[str]:
+            said = []
+            for port in ports:
+                try:
+                    socket.create_server(("::1", port), family=socket.AF_INET6).close()
+                    said.append(f"{port} could be taken")
+                except OSError as error:
+                    said.append(os.strerror(error.errno or 0))
+            return said
+
+        assert as_ordinary_user(refusals) == ["Address already in use"] * 3
+        for host in ("127.0.0.1", "[::1]", "localhost"):
+            api, admin, metrics = (f"http://{host}:{port}" for port in ports)
+            assert httpx.post(f"{api}/v1/chat/completions", json=ASK, timeout=30).status_code == 200
+            assert httpx.post(f"{admin}/admin/nothing", json={}, timeout=30).status_code == 401
+            assert "omni_build_info" in httpx.get(f"{metrics}/metrics", timeout=30).text
+    finally:
+        hub.stop()
+
+
+@pytest.mark.attack("F3")
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
+@pytest.mark.parametrize("flag", ["--port", "--admin-port", "--metrics-port"])
+def test_a_port_where_somebody_else_would_answer_is_not_used(tmp_path: Path, flag: str) -> None:
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as stranger:
+        port = str(stranger.getsockname()[1])
+        hub = Hub.of_yaml(tmp_path, ECHO, flag, port)
+        assert hub.process.wait(60) == 2
+    assert f"can't listen on ::1 port {port}" in hub.text
+    assert f"clients that say localhost: choose another {flag}" in hub.text

@@ -142,6 +142,20 @@ async def test_a_pipeline_that_makes_no_sound_says_so() -> None:
             await client.audio.speech.create(**{**ASK, "model": ""})
 
 
+@pytest.mark.attack("F4")
+@pytest.mark.parametrize("name", ["pcm", "mp3", "wav"])
+async def test_sound_of_1_hz_and_of_gigahertz_fails_its_request_and_the_hub_goes_on(
+    client: AsyncOpenAI, name: Any
+) -> None:
+    for rate_hz in (1, 10, 2**31 - 1):
+        for speed in (1.0, 0.5):
+            with pytest.raises(InternalServerError, match=f"sample rate of {rate_hz} Hz"):
+                await client.audio.speech.create(
+                    **{**ASK, "input": f"RATE={rate_hz}"}, response_format=name, speed=speed
+                )
+    assert (await client.audio.speech.create(**ASK, response_format=name)).content
+
+
 async def test_a_failure_amid_the_sound_reaches_the_client_in_each_form(hub: Served, client: AsyncOpenAI) -> None:
     """Whole: a status. Events: an event. The bare file, which has no place for an error: it is cut, never ended."""
     asked = {**ASK, "input": "one FAIL", "response_format": "pcm"}

@@ -17,8 +17,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from hub.config import HubConfig
+from omni_discovery.sockets.listen import bind
 from tests.integration.hub.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until
 from tests.support.local_replica import LocalReplica
@@ -36,12 +37,12 @@ def replica() -> Iterator[LocalReplica]:
 async def served(document: str, *replicas: LocalReplica, config: HubConfig = CONFIG) -> AsyncIterator[str]:
     """The address of the endpoint."""
     async with hub_of(document, *replicas, config=config) as omni:
-        listener = bind("127.0.0.1", 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        listeners = bind("127.0.0.1", 0)
+        listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         server = HttpServer(omni, build_app(omni, deploy_of(document), 0))
-        server.start(listener)
+        server.start(listeners)
         try:
-            yield f"ws://127.0.0.1:{listener.getsockname()[1]}/v1/stream"
+            yield f"ws://127.0.0.1:{listeners[0].getsockname()[1]}/v1/stream"
         finally:
             await server.stop()
 
@@ -182,6 +183,28 @@ async def test_who_sends_far_ahead_is_told_to_wait() -> None:
                 await client.recv()
             assert client.close_code == 1013
             await until(lambda: len(replica.loop) == 0)
+
+
+@pytest.mark.attack("G3")
+async def test_frames_behind_the_last_segment_are_forgiven_only_if_they_are_few() -> None:
+    """1. an 'end' that was not needed changes nothing; 2. frames that go on coming end the request, and say why"""
+    with LocalReplica(HUBS, delay_s=0.05) as replica:
+        async with served(ONE, replica) as address:
+            async with connect(address) as client:
+                await say(client, prompt="a b c", last=True)
+                await client.send('{"type": "end"}')
+                assert text(await hear(client, "done")) == "a b c"
+            async with connect(address) as client:
+                await say(client, prompt="word " * 10_000, last=True)
+                for _ in range(20):
+                    await client.send("")
+                error = (await hear(client, "error"))[-1]
+                assert (error["status"], error["error"]["code"]) == (400, "invalid_request")
+                assert "behind the last segment" in error["error"]["message"]
+                with pytest.raises(ConnectionClosed):
+                    await client.recv()
+                assert client.close_code == 1008
+                await until(lambda: len(replica.loop) == 0, 30.0)
 
 
 async def test_a_client_that_reads_nothing_is_waited_for_and_holds_up_nobody() -> None:

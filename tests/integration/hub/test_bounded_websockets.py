@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,14 +19,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from hub.api.connections import ConnectionLimits, Connections
-from hub.api.protocols import BoundedWebSocket
-from hub.api.server import HttpConfig, HttpServer, bind
+from hub.api.protocols import BoundedHttp, BoundedWebSocket
+from hub.api.server import HttpConfig, HttpServer
+from omni_discovery.sockets.listen import bind
 from tests.support.attackers import PING, Attacker, attackers, frame
 from tests.support.hub import Hub
 
 PLACES = 6
 #: What a transport takes before it says that the client is behind.
 BUFFERED = 64 << 10
+#: The headers of a request for a WebSocket, but for what comes behind them; for a host.
+ASK_FOR_STREAM = (
+    "Host: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
+)
 #: Each word takes its time, so that an answer can be made to last.
 ECHO = "{model: m, stages: [{stage_id: 0, engine: echo, engine_args: {capacity: 64, delay_s: 1}, final_output: text}]}"
 
@@ -95,20 +103,58 @@ class Late:
             pass
 
 
+class Talker:
+    """An application that sends to its WebSocket, and counts what comes, until each has its end."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.codes: list[int] = []
+        self.failures: list[BaseException] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await asyncio.gather(self._hear(receive), self._talk(send))
+
+    async def _hear(self, receive: Any) -> None:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            self.came += 1
+        self.codes.append(message["code"])
+
+    async def _talk(self, send: Any) -> None:
+        try:
+            while True:
+                await send({"type": "websocket.send", "text": "word"})
+                await asyncio.sleep(0)
+        except (OSError, RuntimeError) as error:
+            self.failures.append(error)
+
+
 @asynccontextmanager
 async def late_server(limits: ConnectionLimits, send_buffer: int = 0) -> AsyncIterator[tuple[Late, str, HttpServer]]:
-    app, listener = Late(), bind("127.0.0.1", 0)
+    app = Late()
+    async with server_of(app, limits, send_buffer) as (url, server):
+        try:
+            yield app, url, server
+        finally:
+            app.opens.set()
+
+
+@asynccontextmanager
+async def server_of(
+    app: Any, limits: ConnectionLimits, send_buffer: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[str, HttpServer]]:
+    listeners = bind("127.0.0.1", 0)
     if send_buffer:
         # Connections inherit it.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        listeners[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     cuts = Counter("cuts", "", ["reason"], registry=None)
     omni: Any = SimpleNamespace(hub_metrics=SimpleNamespace(http_cuts=cuts), end_requests=lambda: None)
-    server = HttpServer(omni, app, HttpConfig(limits))
-    server.start(listener)
+    server = HttpServer(omni, app, HttpConfig(limits), tls=tls)
+    server.start(listeners)
     try:
-        yield app, f"http://127.0.0.1:{listener.getsockname()[1]}", server
+        yield f"http://127.0.0.1:{listeners[0].getsockname()[1]}", server
     finally:
-        app.opens.set()
         await server.stop()
 
 
@@ -120,8 +166,7 @@ def begin(url: str) -> Attacker:
 
 
 def ask_for_stream(each: Attacker) -> None:
-    head = f"GET /v1/stream HTTP/1.1\r\nHost: {each.host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    each.send(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n\r\n".encode())
+    each.send(f"GET /v1/stream HTTP/1.1\r\n{ASK_FOR_STREAM.format(each.host)}\r\n".encode())
 
 
 @pytest.mark.attack("D6")
@@ -186,6 +231,104 @@ async def test_pongs_that_nobody_reads_are_bounded_however_slowly_the_pings_come
             assert server._omni.hub_metrics.http_cuts.labels("send_timeout")._value.get() == 1
         finally:
             client.close()
+
+
+@pytest.mark.attack("G6")
+async def test_what_asks_for_a_websocket_wrongly_is_answered_and_closed() -> None:
+    """By a POST, with a body of either kind, with too many headers, with a header or a path that is too long."""
+    async with late_server(ConnectionLimits()) as (_, url, server):
+        for method, path, extra, status in (
+            ("POST", "/v1/stream", "Content-Length: 5\r\n", 400),
+            ("GET", "/v1/stream", "Content-Length: 5\r\n", 400),
+            ("GET", "/v1/stream", "Transfer-Encoding: chunked\r\n", 400),
+            ("GET", "/v1/stream", "".join(f"a{number}: b\r\n" for number in range(200)), 431),
+            ("GET", "/v1/stream", f"a: {'b' * 9000}\r\n", 431),
+            ("GET", f"/v1/stream?{'y' * 9000}", "", 414),
+        ):
+            client = Attacker(url)
+            try:
+                client.send(f"{method} {path} HTTP/1.1\r\n{ASK_FOR_STREAM.format(client.host)}{extra}\r\n".encode())
+                answer = await asyncio.to_thread(client.answer)
+                assert answer.startswith(f"HTTP/1.1 {status} ".encode()), (extra[:40], answer)
+                assert b"WebSocket" in answer
+                await until(lambda: len(server._bounded.connections) == 0)
+            finally:
+                client.close()
+        assert server._omni.hub_metrics.http_cuts.labels("malformed")._value.get() == 6
+
+
+@pytest.mark.attack("G6")
+async def test_a_request_for_a_websocket_that_does_not_end_has_the_time_of_a_header() -> None:
+    async with late_server(ConnectionLimits(header_timeout_s=3)) as (_, url, server):
+        held = server._bounded.connections
+        client = Attacker(url)
+        try:
+            await until(lambda: len(held) == 1)
+            (http,) = held.all()
+            assert isinstance(http, BoundedHttp)
+            stream = BoundedWebSocket(
+                server._bounded, config=http.config, server_state=server._server.server_state, app_state={}
+            )
+            held.closed(http)
+            stream.connection_made(http.transport)
+            http.transport.set_protocol(stream)
+            client.send(b"GET /v1/stream HTTP/1.1\r\nHost: localhost\r\n")
+            assert await asyncio.to_thread(client.answer) == b""
+            assert server._omni.hub_metrics.http_cuts.labels("header_timeout")._value.get() == 1
+        finally:
+            client.close()
+
+
+async def test_a_thousand_messages_at_once_are_taken() -> None:
+    app = Talker()
+    async with server_of(app, ConnectionLimits()) as (url, _):
+        client = await asyncio.to_thread(open_and_read, url)
+        try:
+            client.send(frame(1, b"x") * 1000)
+            await until(lambda: app.came == 1000)
+            assert not app.codes
+        finally:
+            client.close()
+
+
+@pytest.mark.attack("G3")
+async def test_more_messages_than_anybody_reads_end_the_websocket_and_its_application_hears_so() -> None:
+    """1. a client reads what it is sent, and sends tiny messages without end: it is closed with 1008
+    2. the application, which sends all the time, is told that the client is gone, not that it made a mistake
+    """
+    app = Talker()
+    async with server_of(app, ConnectionLimits()) as (url, server):
+        client = await asyncio.to_thread(open_and_read, url)
+        try:
+            await asyncio.to_thread(send_until_closed, client, frame(1, b"") * 4000)
+            await until(lambda: app.codes and app.failures)
+            assert app.codes == [1008]
+            assert isinstance(app.failures[0], OSError), app.failures
+            assert server._omni.hub_metrics.http_cuts.labels("too_fast")._value.get() == 1
+        finally:
+            client.close()
+
+
+def open_and_read(url: str) -> Attacker:
+    """A WebSocket whose client reads all that it is sent, in a thread that ends with the connection."""
+    client = Attacker(url)
+    client.open_stream()
+
+    def read() -> None:
+        with suppress(OSError):
+            while client.socket.recv(1 << 16):
+                pass
+
+    threading.Thread(target=read, daemon=True).start()
+    return client
+
+
+def send_until_closed(client: Attacker, data: bytes) -> None:
+    deadline_s = time.monotonic() + 30
+    with suppress(OSError):
+        while time.monotonic() < deadline_s:
+            client.send(data)
+        raise AssertionError("it is still open")
 
 
 def streams(held: Connections[Any]) -> int:

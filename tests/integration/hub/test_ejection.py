@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.support.hub_fakes import (
     deploy_of,
     echo,
     running_hub,
+    silence,
     started_hub,
     until,
 )
@@ -74,6 +76,37 @@ async def test_a_replica_whose_answers_are_not_whole_is_left_out(
         assert ejected(omni) == 1
     assert "replica.ejected replica=0/0" in caplog.text
     assert "its output is not whole" in caplog.text
+
+
+@pytest.mark.attack("G4")
+async def test_a_replica_that_is_only_late_is_not_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """1. one replica accepts nothing for a second each time, as if a prompt of megabytes kept it busy
+    2. what waits there goes to the other one, and the late one is asked on
+    """
+
+    def late(replica: FakeReplica, submit: wire.Submit) -> None:
+        asyncio.get_running_loop().call_later(1.0, echo, replica, submit)
+
+    busy, well = FakeReplica(late), FakeReplica(echo, replica_id=1)
+    config = replace(QUICK, accept_timeout_s=0.1, accept_limit_s=30.0, request_timeout_s=60.0)
+    async with running_hub(busy, well, config=config) as omni:
+        for _ in range(20):
+            assert await ask(omni, "well") == "well "
+            assert ejected(omni) == 0
+        assert len(busy.of(wire.Submit)) >= 4
+        assert len(well.of(wire.Submit)) == 20
+    assert "replica.ejected" not in caplog.text
+
+
+async def test_a_replica_that_answers_no_dispatch_at_all_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Its session lives, and each of its requests moves on long before its own limit."""
+    silent, well = FakeReplica(silence), FakeReplica(echo, replica_id=1)
+    config = replace(QUICK, accept_timeout_s=0.05, accept_limit_s=0.5, request_timeout_s=60.0)
+    async with running_hub(silent, well, config=config) as omni, asyncio.timeout(30.0):
+        while not ejected(omni):
+            assert await ask(omni, "well") == "well "
+    assert "replica.ejected replica=0/0" in caplog.text
+    assert "the last: it answered no dispatch for 0.5 s" in caplog.text
 
 
 async def fail(omni: AsyncOmni) -> None:

@@ -121,3 +121,11 @@ async def test_a_replica_that_lost_its_lease_leaves_the_story_of_it_for_doctor(
     assert head.startswith(f"lease {key} of process {os.getpid()}")
     assert f"held: granted for 3 s as {lease_id:x}" in granted
     assert lost.endswith("lost: the server has no such lease")
+
+
+@pytest.mark.attack("F6")
+def test_a_pipeline_with_too_many_stages_is_named_by_its_numbers(endpoint: str, namespace: str) -> None:
+    stages = [{"stage_id": number, "engine": "echo", "final_output": "text"} for number in range(1000)]
+    etcdctl(endpoint, "put", f"/omni/v1/{namespace}/pipeline", json.dumps({"stages": stages}))
+    problems = texts(diagnosed(endpoint, namespace), Grade.PROBLEM)
+    assert any("it has 1000 stages; a pipeline has at most 256" in text for text in problems)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.other_user import NOBODY, require_root
 from tests.support.processes import DEFAULTS, Child, wait_for
 
 #: As users start it; "-m" would look through the folder of the start by itself.
@@ -46,8 +48,8 @@ def deploy(folder: Path, stage: str) -> str:
     return str(file)
 
 
-def dry_run(folder: Path, file: str) -> subprocess.CompletedProcess[str]:
-    words = [str(OMNI), "serve", "--dry-run", "--port", "0", "--deploy-config", file]
+def dry_run(folder: Path, file: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    words = [str(OMNI), "serve", "--dry-run", "--port", "0", "--deploy-config", file, *flags]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -88,3 +90,45 @@ def test_a_target_is_found_in_a_folder_of_this_user_only(anybodys: Path, tmp_pat
     found = dry_run(anybodys, file)
     assert found.returncode == 0, found.stderr
     assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.attack("F2")
+def test_a_model_that_another_user_put_there_is_not_loaded(anybodys: Path, tmp_path: Path) -> None:
+    """1. another user makes a folder that is called like the model: neither a plan nor a hub takes it
+    2. with the full path of a folder below the shared one it is the same; 3. the operator may trust it by name
+    """
+    require_root()
+    planted = anybodys / "acme/tiny"
+    planted.mkdir(parents=True)
+    for folder in (planted, planted.parent):
+        os.chown(folder, NOBODY, NOBODY)
+    (tmp_path / "deploys").mkdir()
+    for model in ("acme/tiny", str(planted)):
+        file = deploy(tmp_path / "deploys", f"engine: echo, model: {model}")
+        refused = dry_run(anybodys, file)
+        assert refused.returncode == 2
+        (line,) = refused.stderr.splitlines()
+        assert f"stage 0: the model {model} is a folder here, {planted}, and not for this user alone: " in line
+        assert line.endswith(f"--model-root {planted}")
+        words = [str(OMNI), "serve", "--port", "0", "--deploy-config", file]
+        hub = subprocess.run(words, cwd=anybodys, capture_output=True, text=True, timeout=60, check=False)
+        assert (hub.returncode, hub.stdout) == (2, "")
+        assert "not for this user alone" in hub.stderr
+        trusted = dry_run(anybodys, file, "--model-root", str(planted))
+        assert trusted.returncode == 0, trusted.stderr
+
+
+@pytest.mark.attack("F2")
+def test_a_replica_with_a_name_on_a_model_hub_leaves_a_folder_where_others_could_still_make_one(
+    anybodys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.processes.OMNI", [str(OMNI)])
+    file = deploy(tmp_path, "engine: echo, model: acme/tiny")
+    child = Child(["serve", "--port", "0", "--deploy-config", file], anybodys, "log", tmp_path / "run")
+    try:
+        wait_for("the replica", lambda: child.must_run() or "hub.ready" in child.text, 60.0)
+        assert f"replica.left_folder folder={anybodys}" in child.text
+        folders = {Path(f"/proc/{pid}/cwd").readlink() for pid in child.tree()}
+        assert Path("/") in folders
+    finally:
+        assert child.stop() == []

@@ -39,6 +39,7 @@ LAYERS = {
             "backoff",
             "loop_thread",
             "processes",
+            "sockets",
             "curve",
             "data_urls",
             "log_once",

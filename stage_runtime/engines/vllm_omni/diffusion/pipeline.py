@@ -21,6 +21,7 @@ from stage_runtime.engines.files import png_of
 from stage_runtime.engines.pictures.request import Embeds, Picture, Traits
 from stage_runtime.engines.pictures.steps import steps_heard
 from stage_runtime.engines.pictures.thread import UnwantedError
+from stage_runtime.engines.process_group import seal_single_rank_groups
 from stage_runtime.engines.vllm_omni.diffusion.args import PARAMETERS, RUN, OmniDiffusionArgs, check_pipeline
 
 _INDEX: Final = "model_index.json"
@@ -206,6 +207,7 @@ def _join_alone() -> None:
     from vllm_omni.platforms import current_omni_platform
 
     groups: Any = torch.distributed
+    seal_single_rank_groups()
     if not groups.is_initialized():
         groups.init_process_group(current_omni_platform.dist_backend, store=groups.HashStore(), rank=0, world_size=1)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +127,25 @@ def test_a_chunk_without_content_is_dropped_once_it_was_shown() -> None:
     compared = Replay(1, (), "", ())
     assert compared.rest_of(chunk(0), []).is_empty
     assert not compared.rest_of(chunk(1), []).is_empty
+
+
+@pytest.mark.attack("F7")
+def test_of_large_attachments_little_is_kept_and_read() -> None:
+    """1. of a long sound 8192 samples at most are kept: another sound differs, one that was rounded otherwise does not
+    2. of a large picture blocks are read: the same is the same, and another beginning, length or end is another
+    """
+    count = 1 << 21
+    long = bytes(44) + struct.pack("=h", 5) * count
+    mark = mark_of(WAV, long)
+    assert 4096 <= len(mark.samples) <= 8192
+    assert mark.is_of(WAV, bytes(44) + struct.pack("=h", 6) * count)
+    assert not mark.is_of(WAV, bytes(44) + struct.pack("=h", 7) * count)
+    picture = bytearray(64 << 20)
+    mark = mark_of("image/png", bytes(picture))
+    assert mark.is_of("image/png", bytes(picture))
+    assert not mark.is_of("image/png", bytes(picture[1:]))
+    for place in (0, len(picture) // 2, len(picture) - 1):
+        picture[place] = 1
+        same = mark.is_of("image/png", bytes(picture))
+        picture[place] = 0
+        assert same is (0 < place < len(picture) - 1)

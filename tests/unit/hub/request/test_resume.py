@@ -105,6 +105,31 @@ def test_what_can_not_be_resumed_ends_with_the_loss_and_the_obstacle() -> None:
     assert "0/0: it died" in str(error)
 
 
+@pytest.mark.attack("F5")
+def test_of_more_output_than_can_be_continued_nothing_is_kept() -> None:
+    """1. a replica sends token ids without text, and without end: the client gets them, the hub soon keeps none
+    2. the replica is lost: no other continues, and the error says why
+    """
+    walk, token_ids = talking(), list(range(1000, 51_000))
+    for seq in range(8):
+        (emitted,) = of(walk.chunk(0, seq, "", token_ids=token_ids), ev.Emit)
+        assert len(emitted.output.token_ids) == len(token_ids)
+    seen = walk.machine.state.runs[0].seen
+    assert (seen.token_ids, seen.is_long, seen.chunks) == ([], True, 8)
+    assert "more of the output was shown than a hub keeps" in str(finish_of(walk.lost(0)).error)
+
+
+@pytest.mark.attack("F5")
+def test_long_answers_in_single_words_are_kept_in_few_pieces_and_continued() -> None:
+    walk = talking()
+    for seq in range(3000):
+        walk.chunk(0, seq, f"{seq} ", token_ids=[seq])
+    assert len(walk.machine.state.runs[0].seen.texts) <= 1025
+    (dispatch,) = of(walk.lost(0), ev.Dispatch)
+    text = "".join(f"{seq} " for seq in range(3000))
+    assert dispatch.resume == wire.Resume(token_ids=tuple(range(3000)), text=text)
+
+
 def test_nobody_left_to_continue_is_told_with_the_loss_before() -> None:
     walk = talking("one ")
     walk.lost(0)

@@ -48,6 +48,7 @@ losses = st.builds(
         (Shown.PIECES, Verdict.AGAIN),
         (Shown.TOKENS, Verdict.CONTINUE),
         (Shown.OTHER, Verdict.FAIL),
+        (Shown.LONG, Verdict.FAIL),
     ],
 )
 def test_what_was_shown_of_the_stage_decides_how_it_goes_on(shown: Shown, verdict: Verdict) -> None:

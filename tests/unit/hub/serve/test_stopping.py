@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,10 +13,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hub.api import server as http_server
-from hub.api.server import HttpServer, bind
+from hub.api.server import HttpServer
 from hub.serve import app
 from hub.serve.local_stages import StageEnd
 from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.sockets.listen import bind
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -44,9 +46,10 @@ async def test_open_answers_get_no_time_once_it_hurries(monkeypatch: pytest.Monk
     monkeypatch.setattr(http_server, "_GRACE_S", 600)
     omni = FakeOmni()
     server = HttpServer(cast("AsyncOmni", omni), omni.app)
-    with bind("127.0.0.1", 0) as listener:
-        server.start(listener)
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
+    with ExitStack() as sockets:
+        listeners = [sockets.enter_context(each) for each in bind("127.0.0.1", 0)]
+        server.start(listeners)
+        reader, writer = await asyncio.open_connection(*listeners[0].getsockname())
         writer.write(b"GET / HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
         await omni.begun.wait()
         stopping = asyncio.create_task(server.stop())

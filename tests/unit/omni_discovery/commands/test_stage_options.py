@@ -47,6 +47,7 @@ OPTIONS = StageOptions(
     bounds=Bounds(
         allow=("target=my_models", "remote-code"),
         model_roots=("/no-such/models", "/no-such/cache", str(ROOT / "stage_runtime/demo")),
+        named_roots=("/no-such/models",),
     ),
 )
 FLAGS = [
@@ -71,22 +72,27 @@ def test_both_programs_read_the_same_flags_alike(program: str, monkeypatch: pyte
     assert read_stage_options(arguments, 1, arguments.omni_dp_size_local, runtime) == OPTIONS
 
 
+@pytest.mark.attack("F2")
 def test_what_a_host_allows_can_be_said_by_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """For containers. A flag replaces what its variable says; / is no root by itself."""
+    """For containers. A flag replaces what its variable says; / is no root by itself, nor is a shared folder."""
     monkeypatch.setenv("OMNI_ALLOW", "target=my_models, pickled-weights")
     monkeypatch.setenv("OMNI_MODEL_ROOT", "/srv/a:/srv/b")
     bounds = read_bounds(build_parser().parse_args(["--stage-id", "0"]))
     assert bounds.allow == ("target=my_models", "pickled-weights")
-    assert bounds.model_roots[:2] == ("/srv/a", "/srv/b")
+    assert bounds.model_roots[:2] == bounds.named_roots == ("/srv/a", "/srv/b")
     said = read_bounds(build_parser().parse_args(["--stage-id", "0", "--allow", "all", "--model-root", "/srv/c"]))
     assert (said.allow, said.model_roots[0]) == (("all",), "/srv/c")
     for name in ("OMNI_ALLOW", "OMNI_MODEL_ROOT"):
         monkeypatch.delenv(name)
-    for folder, roots in ((tmp_path, (str(tmp_path), "/models")), (Path("/"), ("/models",))):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for folder, roots in ((tmp_path, (str(tmp_path), "/models")), (Path("/"), ("/models",)), (shared, ("/models",))):
         monkeypatch.chdir(folder)
         bounds = read_bounds(build_parser().parse_args(["--stage-id", "0"]))
         assert (bounds.allow, bounds.model_roots[: len(roots)]) == ((), roots)
-        assert "/" not in bounds.model_roots
+        assert not {"/", str(shared)} & set(bounds.model_roots)
+        assert bounds.named_roots == ()
 
 
 def test_ray_is_part_of_them() -> None:

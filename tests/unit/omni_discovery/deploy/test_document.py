@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stage_runtime.connectors
@@ -221,3 +222,32 @@ def test_a_part_that_holds_itself_many_times_is_refused() -> None:
         "stages": [{"stage_id": 0, "engine": "echo", "final_output": "text", "engine_args": {"x": [twice] * 9}}]
     }
     assert convert_document(document, "t").stages[0].engine_args == {"x": [twice] * 9}
+
+
+def chain(stages: int, **fields: object) -> bytes:
+    """A document of so many stages, as etcd has it; ``fields`` are those of each stage."""
+    each = [{"stage_id": number, "engine": "echo", "final_output": "text", **fields} for number in range(stages)]
+    return msgspec.json.encode({"stages": each})
+
+
+@pytest.mark.attack("F6")
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (chain(9000), "9000 stages; a pipeline has at most 256"),
+        (
+            msgspec.json.encode({**msgspec.json.decode(chain(2)), "edges": [{"from": 0, "to": 1}] * 20_000}),
+            "20000 edges; a pipeline has at most 1024",
+        ),
+        (chain(200, input_from=[0] * 100), "20000 inputs in 'input_from' of its stages; a pipeline has at most 1024"),
+    ],
+)
+def test_a_document_that_takes_minutes_to_check_is_refused_by_its_numbers(value: bytes, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^t: it has {told}: serve it as several$"):
+        decode_deploy(value, "t")
+    with pytest.raises(ConfigError, match=told):
+        parse_deploy(value.decode(), "t")
+
+
+def test_a_document_of_as_many_stages_as_there_may_be_is_read() -> None:
+    assert len(decode_deploy(chain(256), "t").stages) == 256

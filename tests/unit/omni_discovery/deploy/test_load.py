@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.deploy.document import DeployConfig, parse_deploy
-from omni_discovery.deploy.load import describe_difference, doubtful_connectors, doubtful_engines, load_deploy
+from omni_discovery.deploy.load import (
+    check_model_place,
+    check_model_places,
+    describe_difference,
+    doubtful_connectors,
+    doubtful_engines,
+    load_deploy,
+    needs_start_folder,
+)
+from omni_discovery.deploy.trust.bounds import Bounds
 from omni_discovery.errors import ConfigError
 from tests.support.documents import TREE
 
@@ -76,3 +85,72 @@ def test_an_engine_that_nobody_knows_is_named_with_the_nearest(tree: DeployConfi
     assert doubtful_engines(slip.stages, ("ehco",)) == []
     other = parse_deploy("stages: [{stage_id: 0, engine: zzz, final_output: text}]", "other.yaml")
     assert "there are diffusion, echo, mine, torch, vllm" in doubtful_engines(other.stages, ("mine",))[0]
+
+
+@pytest.fixture
+def anybodys(tmp_path: Path) -> Path:
+    """A folder as /tmp is, with a model in it."""
+    (tmp_path / "anybodys/acme/tiny").mkdir(parents=True)
+    (tmp_path / "anybodys").chmod(0o1777)
+    return tmp_path / "anybodys"
+
+
+@pytest.mark.attack("F2")
+def test_a_name_is_no_folder_of_a_start_folder_that_others_can_write_to(
+    anybodys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a folder is called like a model on a model hub: refused, with what to do; a name without one passes
+    2. where this user alone can write, the folder is the model
+    """
+    monkeypatch.chdir(anybodys)
+    with pytest.raises(ConfigError) as caught:
+        check_model_place("acme/tiny", Bounds(), "stage 3: ")
+    assert str(caught.value) == (
+        f"stage 3: the model acme/tiny is a folder here, {anybodys}/acme/tiny, and not for this user alone: others can"
+        f" write to {anybodys}. Name a folder that others can't change by its full path, or trust who can:"
+        f" --model-root {anybodys}/acme/tiny"
+    )
+    check_model_place("acme/other", Bounds())
+    check_model_place("acme/tiny", Bounds(named_roots=(str(anybodys / "acme"),)))
+    anybodys.chmod(0o755)
+    check_model_place("acme/tiny", Bounds())
+
+
+@pytest.mark.attack("F2")
+def test_a_full_path_is_refused_where_others_can_swap_what_is_there(anybodys: Path) -> None:
+    """Whatever is below a sticky folder is its owner's, unless its owner lets others write there, or it is a link."""
+    own, shared, link = anybodys / "acme/tiny", anybodys / "shared", anybodys.parent / "open/link"
+    (shared / "tiny").mkdir(parents=True)
+    shared.chmod(0o777)
+    link.parent.mkdir()
+    link.symlink_to(own)
+    check_model_place(str(own), Bounds())
+    check_model_place(str(link), Bounds())
+    link.parent.chmod(0o777)
+    for path, writable in ((shared / "tiny", shared), (link, link.parent), (anybodys, anybodys)):
+        with pytest.raises(ConfigError, match=f"others can write to {writable}"):
+            check_model_place(str(path), Bounds())
+        check_model_place(str(path), Bounds(named_roots=(str(path),)))
+
+
+@pytest.mark.attack("F2")
+@pytest.mark.parametrize(
+    "stage",
+    [
+        "model: acme/tiny",
+        "model: org/c, engine_args: {tokenizer: acme/tiny}",
+        "model: org/c, engine_args: {speculative_config: {model: acme/tiny}}",
+        "model: org/c, default_sampling_params: {lora: {name: a, path: acme/tiny}}",
+    ],
+)
+def test_each_text_of_a_stage_that_names_a_model_is_looked_at(
+    anybodys: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    deploy = parse_deploy(f"stages: [{{stage_id: 0, engine: vllm, final_output: text, {stage}}}]", "t")
+    monkeypatch.chdir(anybodys.parent)
+    check_model_places(deploy, 0, Bounds())
+    assert not needs_start_folder(deploy, 0)
+    monkeypatch.chdir(anybodys)
+    assert needs_start_folder(deploy, 0)
+    with pytest.raises(ConfigError, match="the model acme/tiny is a folder here"):
+        check_model_places(deploy, 0, Bounds())

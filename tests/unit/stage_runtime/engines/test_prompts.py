@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt
+from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt, text_size
 
 
 class Tokenizer:
@@ -28,3 +30,17 @@ def test_what_a_front_end_of_vllm_makes_of_items_is_refused_by_name(name: str) -
     for read in (check_unread, prompt_text):
         with pytest.raises(InvalidRequestError, match=f"^{name}: this stage does not read it"):
             read({"prompt": "what is this?", name: {"fps": 2}})
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size"),
+    [
+        ({"prompt": "abc"}, 3),
+        ({"messages": [{"role": "user", "content": "abc"}, {"content": [{"type": "text", "text": "de"}]}]}, 5),
+        ({"prompt_token_ids": [1, 2]}, 0),
+        ({"messages": ["abc", {"content": 5}, {"content": [1, {"text": 5}, {"type": "image"}]}, {}]}, 0),
+        ({"prompt": 5, "messages": {}}, 0),
+    ],
+)
+def test_the_size_of_a_text_is_known_before_it_is_checked(inputs: dict[str, Any], size: int) -> None:
+    assert text_size(inputs) == size

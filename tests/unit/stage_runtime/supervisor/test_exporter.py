@@ -14,6 +14,7 @@ import pytest
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample, SupervisorSample, decode_sample
 from stage_runtime.supervisor.exporter import MetricsExporter
+from tests.support.loopback import HAS_IPV6
 
 SUPERVISOR = SupervisorSample(namespace="default", stage_id=0, wanted=2, restarts=0, replica_ids=(1,))
 REPLICA = ReplicaSample(stage_id=0, replica_id=1, is_up=True)
@@ -41,7 +42,7 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"--metrics-port {port}: can't listen at 127.0.0.1: Address already in"):
+        with pytest.raises(ConfigError, match=rf"on 127.0.0.1 port {port}: .* choose another --metrics-port"):
             exporter.serve("127.0.0.1", port)
 
 
@@ -73,6 +74,17 @@ def test_a_token_closes_the_port_to_those_without_it(tmp_path: Path) -> None:
             caught.value.close()
         request = urllib.request.Request(url, headers={"Authorization": "Bearer m-key"})
         assert b"omni_build_info" in urllib.request.urlopen(request, timeout=30).read()
+
+
+@pytest.mark.attack("F3")
+@pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
+def test_whoever_says_localhost_reaches_it_by_both_addresses() -> None:
+    with closing(MetricsExporter()) as exporter:
+        port = int(exporter.serve("127.0.0.1", 0).rpartition(":")[2].partition("/")[0])
+        for host in ("127.0.0.1", "[::1]", "localhost"):
+            assert b"omni_build_info" in urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=30).read()
+        with pytest.raises(OSError):
+            socket.create_server(("::1", port), family=socket.AF_INET6)
 
 
 @pytest.mark.attack("D2")

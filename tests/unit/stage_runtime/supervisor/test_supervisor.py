@@ -415,6 +415,26 @@ def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:
     assert not [name for name in environment if "NIXL" in name]
 
 
+@pytest.mark.attack("F1")
+def test_the_ranks_of_a_replica_on_one_host_meet_on_loopback() -> None:
+    """1. gloo is told to listen on loopback, in both engines that have process groups, however many ranks there are
+    2. ranks on other hosts are left to the network; what the operator's environment says wins
+    """
+
+    def interface(engine: str, args: dict[str, object], base: dict[str, str] | None = None) -> str | None:
+        stage = StageConfig(stage_id=0, engine=engine, engine_args=args)
+        return replica_environment(base or {}, stage, stage_environment(stage, True), 1, 0).get("GLOO_SOCKET_IFNAME")
+
+    for engine in ("vllm", "vllm-omni"):
+        assert interface(engine, {}) == "lo"
+        assert interface(engine, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}) == "lo"
+    assert interface("vllm", {"distributed_executor_backend": "ray"}) is None
+    assert interface("vllm", {"nnodes": 2, "master_addr": "10.0.0.7"}) is None
+    assert interface("vllm", {"data_parallel_address": "10.0.0.7"}) is None
+    assert interface("echo", {}) is None
+    assert interface("vllm", {}, {"GLOO_SOCKET_IFNAME": "eth1"}) == "eth1"
+
+
 class _WithoutDescriptors(_Launcher):
     """Has none left."""
 

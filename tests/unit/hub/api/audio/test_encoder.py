@@ -15,6 +15,7 @@ import pytest
 from hub.api.audio.encoder import FORMATS, PCM16, SLICE_BYTES, SoundFile, check_sound
 from hub.media import SoundKind
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
+from omni_discovery.inputs.sounds import LEAST_RATE_HZ, MOST_RATE_HZ
 
 TONE_HZ = 440
 
@@ -107,8 +108,29 @@ def test_nothing_makes_no_file_and_pieces_of_two_kinds_are_refused() -> None:
         SoundFile("mp3", is_streamed=True).add(SoundKind(6, 2, 8000), bytes(12))
 
 
-def test_a_slice_holds_whole_frames() -> None:
-    assert [SLICE_BYTES % (channels * width) for channels in (1, 2) for width in (1, 2, 3, 4)] == [0] * 8
+@pytest.mark.attack("F4")
+@pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_slice_holds_whole_frames_and_stays_small_whatever_it_becomes(name: str, speed: float) -> None:
+    """Of the lowest and the highest rate that pass the door: encoded in every format, few bytes in and few out."""
+    for rate_hz, channels, width in ((LEAST_RATE_HZ, 1, 1), (LEAST_RATE_HZ, 2, 4), (MOST_RATE_HZ, 2, 3)):
+        kind = SoundKind(channels, width, rate_hz)
+        file = SoundFile(name, speed, is_streamed=True)
+        size_bytes = file.slice_bytes(kind)
+        assert 0 < size_bytes <= SLICE_BYTES
+        assert size_bytes % (channels * width) == 0
+        made = [len(file.add(kind, bytes(size_bytes))) for _ in range(2)]
+        assert max(made) <= 1.5 * SLICE_BYTES
+        assert file.size_bytes == sum(made)
+        # FFmpeg holds back a slice for each step that it takes.
+        assert len(file.finish()) <= 2.5 * SLICE_BYTES
+
+
+def test_a_file_that_is_held_until_its_end_counts_from_the_beginning() -> None:
+    file = SoundFile("wav", 0.5, is_streamed=False)
+    assert [file.add(PCM16, bytes(PCM16.rate_hz * 2)) for _ in range(3)] == [b""] * 3
+    held = file.size_bytes
+    assert 4 * PCM16.rate_hz < held <= len(file.finish())
 
 
 def test_an_unknown_format_is_refused_with_those_that_there_are() -> None:

@@ -55,6 +55,32 @@ async def test_a_slice_that_takes_too_long_fails_its_request_and_says_why() -> N
     sound.go_on.set()
 
 
+@pytest.mark.attack("F4")
+async def test_a_thread_that_is_past_its_time_is_replaced() -> None:
+    """1. the one thread of a pool is lost to a slice; its request fails; 2. another request's sound is encoded
+    3. of many such slices, only some get a thread more
+    """
+    stuck, threads = [Slow() for _ in range(7)], EncoderThreads(threads=1, slice_s=0.2)
+    for sound in stuck[:1]:
+        with pytest.raises(EngineFailedError, match="not encoded within"):
+            await _all_of(threads, sound)
+    threads._slice_s = 60.0
+    assert await _all_of(threads, SoundFile("pcm16", is_streamed=True)) == bytes(10)
+    threads._slice_s = 0.2
+    for sound in stuck[1:]:
+        with pytest.raises(EngineFailedError, match="not encoded within"):
+            await _all_of(threads, sound)
+    assert len(threads._late) == 5
+    for sound in stuck:
+        sound.go_on.set()
+    threads._slice_s = 60.0
+    assert await _all_of(threads, SoundFile("pcm16", is_streamed=True)) == bytes(10)
+
+
+async def _all_of(threads: EncoderThreads, sound: SoundFile) -> bytes:
+    return b"".join([made async for made in threads.encoded(sound, wav_file(PCM16, bytes(10)))])
+
+
 async def test_what_is_no_sound_fails_its_request() -> None:
     with pytest.raises(EngineFailedError, match="no WAV file"):
         async for _ in EncoderThreads().encoded(Slow(), b"RIFF????"):

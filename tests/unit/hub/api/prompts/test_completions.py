@@ -29,10 +29,35 @@ def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, inputs: list
     assert parse_completion(body(prompt)).prompts == inputs
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], [None], [True], [-1], [1 << 31], [1.5], [["a"]], [1, "a"], [[1], 2]])
+@pytest.mark.parametrize("prompt", [[], [[]], ["a", []], [1, "a"], [[1], 2]])
 def test_what_is_no_prompt_is_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequestError, match="'prompt' is a text"):
         parse_completion(body(prompt))
+
+
+@pytest.mark.parametrize("prompt", [[None], [True], [-1], [1 << 31], [1.5], [["a"]], [[1 << 31]], {}, 5])
+def test_a_prompt_with_something_else_in_it_is_refused_with_its_place(prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"the body can't be used: .* - at '\$\.prompt"):
+        parse_completion(body(prompt))
+
+
+@pytest.mark.attack("G5")
+@pytest.mark.parametrize("several", [False, True])
+def test_the_token_ids_of_a_body_are_bounded(several: bool) -> None:
+    """A body could hold 1.5 million short ones, and each of 16 answers sends them on."""
+
+    def prompt(size: int) -> Any:
+        return [[1] * (size // 2)] * 2 if several else [1] * size
+
+    assert len(parse_completion(body(prompt(1 << 19))).prompts) == 1 + several
+    with pytest.raises(InvalidRequestError, match="'prompt' has 524290 token ids; 524288 are the most"):
+        parse_completion(body(prompt((1 << 19) + 2)))
+
+
+@pytest.mark.attack("G5")
+def test_the_prompts_are_made_once() -> None:
+    asked = parse_completion(body([1] * 1000, n=16))
+    assert asked.prompts is asked.prompts
 
 
 def test_the_answers_to_all_prompts_are_bounded() -> None:

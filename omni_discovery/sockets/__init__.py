@@ -1,0 +1,1 @@
+"""Sockets that clients reach by a name of this host."""
