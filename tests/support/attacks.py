@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,7 @@ ATTACKS: Final = (
     Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
+    Attack("H4", "a copy of a hub's record under another id, with its public key", "that hub is served, drains end"),
 )
 
 #: Rows without a test, and why.
