@@ -125,6 +125,7 @@ ATTACKS: Final = (
     Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
+    Attack("H1", "settings of uv in a folder above the checkout", "not read by any set-up"),
     Attack("H4", "a copy of a hub's record under another id, with its public key", "that hub is served, drains end"),
     Attack(
         "H8",
