@@ -126,6 +126,12 @@ ATTACKS: Final = (
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
     Attack("H1", "settings of uv in a folder above the checkout", "not read by any set-up"),
+    Attack("H4", "a copy of a hub's record under another id, with its public key", "that hub is served, drains end"),
+    Attack(
+        "H8",
+        "another user makes thousands of folders that look like left ones",
+        "not opened; the search ends after 3 s",
+    ),
 )
 
 #: Rows without a test, and why.

@@ -35,7 +35,7 @@ async def sharing(
     async with AsyncExitStack() as stack:
         omnis: list[AsyncOmni] = []
         for each in replicas:
-            each.server.set_allowed_hubs({pair.public: name for name, pair in pairs.items()})
+            each.server.set_allowed_hubs({name: pair.public for name, pair in pairs.items()})
             stack.enter_context(each)
         for name, pair in pairs.items():
             omni = AsyncOmni(deploy_of(ONE_STAGE), name, pair, CONFIG, labels=labels)
