@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,8 @@ ATTACKS: Final = (
     Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
+    Attack("H2", "copies of replicas' records under free ids", "the epoch counts that the process itself names"),
+    Attack("H7", "thousands of records of nobody when a replica starts anew", "it is connected to before them"),
 )
 
 #: Rows without a test, and why.
