@@ -89,7 +89,7 @@ def _install(minor: str, python: Path) -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     overrides = CACHE / "overrides.txt"
     overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in LEFT_OUT), encoding="utf-8")
-    uv = [sys.executable, "-m", "uv"]
+    uv = [sys.executable, "-m", "uv", "--no-config"]
     if not python.exists():
         subprocess.run([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, CACHE / minor], check=True)
     install = [*uv, "pip", "install", "--quiet", "--python", python, "--overrides", overrides]

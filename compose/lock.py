@@ -19,7 +19,7 @@ def main() -> int:
     """Return the exit code."""
     for kind in KINDS:
         pins, lock = COMPOSE / f"lock-{kind}.in", COMPOSE / f"lock-{kind}.txt"
-        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", *HOW, str(pins)]
+        command = [sys.executable, "-m", "uv", "--no-config", "pip", "compile", "--quiet", *HOW, str(pins)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode != 0:
             print(f"{lock.name} stays as it was; what went wrong is above.", file=sys.stderr)

@@ -94,7 +94,8 @@ def _lock(name: str) -> str:
 
 
 def _uv(python: Path, *arguments: str) -> None:
-    environment = dict(os.environ)
+    # Its own settings would come from any folder above the checkout, which may be somebody else's.
+    environment = {**os.environ, "UV_NO_CONFIG": "1"}
     certificate = environment.get("PIP_CERT")
     if certificate:
         environment.setdefault("SSL_CERT_FILE", certificate)

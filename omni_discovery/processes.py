@@ -43,6 +43,20 @@ _OWNER: Final = "owner"
 _UNLOCKED: Final = "owner.new"
 #: What the machine, or this process, may have again in a moment: open files, memory, room on the disk.
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+#: Folders that others may write to by their modes, where the operator says that nobody else is.
+_vouched_for: set[Path] = set()
+
+
+def trust_folders(listed: str) -> None:
+    """Take folders, with colons between them, as closed to others whatever their modes are; for the whole process.
+
+    A container's volume may be open to everybody, and yet have one user alone. Raise ConfigError for a relative path.
+    """
+    folders = [Path(each) for each in listed.split(":") if each]
+    for each in folders:
+        if not each.is_absolute():
+            raise ConfigError(f"OMNI_TRUSTED_FOLDERS: {each} is no path from the root")
+    _vouched_for.update(Path(os.path.realpath(each)) for each in folders)
 
 
 def runtime_dir(xdg_runtime_dir: str | None) -> Path:
@@ -122,7 +136,7 @@ def _check_others(folder: Path, *, may_add: bool) -> None:
         if status.st_uid not in trusted:
             raise ConfigError(f"{each} belongs to {_user(status.st_uid)}")
         # What lies in such a folder can be replaced by its owner alone, but anybody can add to it.
-        is_guarded = (may_add or each != path) and status.st_mode & stat.S_ISVTX
+        is_guarded = each in _vouched_for or ((may_add or each != path) and status.st_mode & stat.S_ISVTX)
         if not is_guarded and (status.st_mode & 0o002 or (status.st_mode & 0o020 and not _is_own_group(status.st_gid))):
             raise ConfigError(f"others can write to {each}")
 
@@ -294,7 +308,7 @@ def _open_child(parent: int, path: Path, *, make: bool, is_last: bool) -> int:
 def _check_above(status: os.stat_result, path: Path, trusted: frozenset[int]) -> None:
     if status.st_uid not in trusted:
         raise ConfigError(f"{path} belongs to {_user(status.st_uid)}, who could swap what is in it: {_OWN_FOLDER}")
-    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX and path not in _vouched_for:
         raise ConfigError(f"others can write to {path}, and swap what is in it: {_OWN_FOLDER}")
 
 

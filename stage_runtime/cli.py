@@ -63,7 +63,7 @@ from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages, vllm_plugins
-from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit, trust_folders
 from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
@@ -135,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run; return the exit code: 0 done, 1 failed, 2 used wrongly."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
+        trust_folders(os.environ.get("OMNI_TRUSTED_FOLDERS", ""))
         if arguments[:1] == ["--replica"]:
             os._exit(_run_replica(_read_document(arguments, ReplicaConfig)))
         if arguments[:1] == ["--check"]:

@@ -164,6 +164,11 @@ def _add_parser(
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
+        if folders := os.environ.get("OMNI_TRUSTED_FOLDERS"):
+            # Few commands need what this imports.
+            from omni_discovery.processes import trust_folders
+
+            trust_folders(folders)
         code = int(arguments.command.run(arguments))
         sys.stdout.flush()
         return code

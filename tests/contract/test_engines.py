@@ -6,6 +6,7 @@ import importlib
 import io
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -483,14 +484,14 @@ class TestThinker:
     @pytest.mark.attack("D5")
     @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"type": "object", "minProperties": 10**4}])
     def test_a_form_that_no_answer_can_have_is_its_clients_mistake(self, thinker: Subject, schema: Any) -> None:
-        """It is refused as it is added, or ends as it runs: never a failure that would count for the replica."""
+        """It is refused as it is added, or the answer runs to its length: no failure that counts for the replica."""
         asked = replace(ask_thinker("k"), params={**ask_thinker("k").params, "structured_outputs": {"json": schema}})
         try:
-            error = run(thinker.engine, asked)["k"][-1].error
+            end = run(thinker.engine, asked)["k"][-1]
         except InvalidRequestError:
             return
-        assert error is not None
-        assert (error[0], error[2:]) == (FailureKind.INVALID, (422,))
+        refused = end.error is not None and (end.error[0], end.error[2:]) == (FailureKind.INVALID, (422,))
+        assert refused or end.finish_reason == "length"
 
     @pytest.mark.attack("E6")
     def test_forms_are_compiled_with_the_cpu_that_the_engine_leaves(self, thinker: Subject) -> None:
@@ -509,6 +510,22 @@ class TestThinker:
             said = run(engine, replace(ask_thinker("k"), params=params))["k"]
         assert "".join(output.text for output in said) in {"yes", "no"}
         assert compiled_at == [min(19, os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) + 10)]
+
+    @pytest.mark.attack("E6")
+    @pytest.mark.parametrize("regex", [".?" * 64, "(|.)" * 30, "(.|..)" * 30, "([^a]{0,8}[^b])" * 64], ids=range(4))
+    def test_a_small_form_with_very_many_ways_holds_nobody_up(self, thinker: Subject, regex: str) -> None:
+        """It is answered, or given up; another request goes on beside it. One step of xgrammar's took minutes."""
+        hostile = {"max_tokens": 32, "ignore_eos": True, "structured_outputs": {"regex": regex}}
+        asked = [
+            replace(ask_thinker("hostile"), params=hostile),
+            replace(ask_thinker("other"), params={"max_tokens": 16}),
+        ]
+        began_s = time.monotonic()
+        said = run(thinker.engine, *asked)
+        assert time.monotonic() - began_s < 60
+        assert said["other"][-1].finish_reason in {"stop", "length"}
+        end = said["hostile"][-1]
+        assert end.finish_reason is not None or (end.error is not None and end.error[0] == FailureKind.INVALID)
 
     def test_a_request_without_any_sampling_parameters_is_answered(self, thinker: Subject) -> None:
         said = run(thinker.engine, replace(ask_thinker("bare"), params={}))["bare"]

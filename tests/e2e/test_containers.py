@@ -152,12 +152,14 @@ def flags_of(pod: Mapping[str, Any], container: Mapping[str, Any], secrets: Path
     for source in container["envFrom"]:
         assert source["configMapRef"]["name"] == manifest("etcd")["metadata"]["name"]
         flags += [word for name, value in manifest("etcd")["data"].items() for word in ("--env", f"{name}={value}")]
-    return [*flags, *(word for each in container["env"] for word in ("--env", f"{each['name']}={USER}"))]
+    own = {each["name"]: each.get("value", USER) for each in container["env"]}
+    return [*flags, *(word for name, value in own.items() for word in ("--env", f"{name}={value}"))]
 
 
 def words_of(container: Mapping[str, Any]) -> list[str]:
     """The container's arguments, with its variables in their places as Kubernetes puts them."""
-    return [word.replace(f"$({each['name']})", USER) for word in container["args"] for each in container["env"]]
+    user = container["env"][0]["name"]
+    return [word.replace(f"$({user})", USER) for word in container["args"]]
 
 
 class Pods:

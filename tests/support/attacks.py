@@ -89,7 +89,7 @@ ATTACKS: Final = (
     Attack("C21", "prompts, keys and control characters in the log", "none", "0.1"),
     Attack("C22", "files that another user may read", "none", "0.1"),
     Attack("C23", "a tenant of etcd that reads or writes plainly beside its namespace", "denied", "0.1"),
-    Attack("C24", "structured output that takes for ever", "known ones: answered or refused in seconds; see E6", "0.1"),
+    Attack("C24", "structured output that takes for ever", "answered or refused in seconds", "0.1"),
     Attack("C25", "odd bodies at /admin", "400", "0.1"),
     Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
     Attack("D1", "code planted in the folder that omni is started in", "never imported"),
@@ -106,7 +106,7 @@ ATTACKS: Final = (
     Attack(
         "E6",
         "a small form of an answer that takes a replica long",
-        "known ones are refused by numbers, no hub compiles any; open: Security, Forms of answers",
+        "refused by numbers, or given up; others are served; no hub compiles any",
     ),
     Attack("E7", "a client sends a second request behind the first, and goes", "its work ends; no ERROR in the log"),
     Attack("E8", "thousands of records of nobody, that change all the time", "views are merged; others are served"),
@@ -125,6 +125,7 @@ ATTACKS: Final = (
     Attack("G4", "large prompts, one after the other, make replicas late for everybody", "late replicas stay in"),
     Attack("G5", "millions of token ids in one body, for 16 answers", "bounded; read once"),
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
+    Attack("H1", "settings of uv in a folder above the checkout", "not read by any set-up"),
     Attack("H2", "copies of replicas' records under free ids", "the epoch counts that the process itself names"),
     Attack("H7", "thousands of records of nobody when a replica starts anew", "it is connected to before them"),
 )

@@ -268,3 +268,39 @@ def test_without_a_descriptor_the_places_beside_the_temporary_folder_are_known(m
     with descriptors_to_spare(0):
         assert not remove_orphaned("test-")
     assert remove_orphaned("test-")
+
+
+def test_a_folder_that_the_operator_vouches_for_is_as_good_as_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a pod's volume, which is open to everybody; its sub-folders are not vouched for."""
+    monkeypatch.setattr(processes, "_vouched_for", set())
+    volume = tmp_path / "volume"
+    (volume / "open").mkdir(parents=True)
+    for folder in (volume, volume / "open"):
+        folder.chmod(0o2777)
+    for refused in (make_private, check_unshared):
+        with pytest.raises(ConfigError, match="others can write"):
+            refused(volume / "own" if refused is make_private else volume)
+    processes.trust_folders(f":{volume}:")
+    check_unshared(volume)
+    check_parents(volume)
+    make_private(volume / "own")
+    assert is_private(volume / "own")
+    with pytest.raises(ConfigError, match="others can write"):
+        make_private(volume / "open" / "own")
+    with pytest.raises(ConfigError, match="OMNI_TRUSTED_FOLDERS: tmp is no path from the root"):
+        processes.trust_folders("/x:tmp")
+
+
+def test_a_folder_of_somebody_else_is_not_made_good_by_vouching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_root()
+    monkeypatch.setattr(processes, "_vouched_for", set())
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, NOBODY, NOBODY)
+    processes.trust_folders(str(theirs))
+    with pytest.raises(ConfigError, match="belongs to"):
+        make_private(theirs / "own")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
@@ -246,3 +247,14 @@ def closure(names: Sequence[str]) -> set[str]:
         wanted = [each for each in required if each.marker is None or each.marker.evaluate({"extra": extra})]
         left += [(canonicalize_name(each.name), more) for each in wanted for more in ("", *each.extras)]
     return {name for name, _ in walked}
+
+
+@pytest.mark.attack("H1")
+def test_the_folders_above_a_checkout_do_not_change_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings of uv's in a folder above, where another user may put them, are not even read: uv would refuse these."""
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "uv.toml").write_text("nonsense = [", encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "checkout")
+    setup_venv._uv(Path(sys.executable), "--offline", "--no-deps", "--dry-run", "msgspec")

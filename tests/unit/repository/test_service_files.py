@@ -344,7 +344,12 @@ def test_every_pod_reaches_etcd_by_tls_with_a_login_of_its_kind(mounted: Path) -
         files = {item["path"]: each["secret"]["name"] for each in volume["sources"] for item in each["secret"]["items"]}
         assert files == {"ca.crt": "omni-etcd-ca", "password": f"omni-etcd-{kind}"}
         assert (flags.etcd_ca, flags.etcd_password_file) == tuple(str(mounted / path) for path in files)
-        (user,) = only["env"]
+        user, trusted = only["env"]
+        # Only these two can be written to, and Kubernetes opens both to everybody.
+        assert trusted["name"] == "OMNI_TRUSTED_FOLDERS"
+        assert set(trusted["value"].split(":")) == {
+            each["mountPath"] for each in only["volumeMounts"] if each["name"] in {"state", "tmp"}
+        }
         assert flags.etcd_user == f"$({user['name']})"
         assert user["valueFrom"]["secretKeyRef"] == {"name": f"omni-etcd-{kind}", "key": "username"}
         assert all(f"create secret generic {secret} " in told for secret in files.values())
