@@ -5,6 +5,7 @@ Keys are in ZMQ's printable form (Z85, 40 characters). The secret key is never l
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -76,8 +77,9 @@ class Gatekeeper:
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        #: The hubs that may connect: hub id by public key. Swapped whole, so a reader's view never moves.
-        self._allowed: Mapping[str, str] = {}
+        #: The hubs that may connect: their ids by public key. Swapped whole, so a reader's view never moves. Records of
+        #: several ids may hold one key, since anybody can copy a public key into a record.
+        self._allowed: Mapping[str, frozenset[str]] = {}
         #: Ids of hubs that may not connect, whatever their key. Swapped whole, too.
         self._revoked: frozenset[str] = frozenset()
         #: How many handshakes were refused.
@@ -86,16 +88,28 @@ class Gatekeeper:
         self.socket.linger = 0
         self.socket.bind("inproc://zeromq.zap.01")
 
-    def allow(self, hubs_by_key: Mapping[str, str]) -> None:
-        """Set the hubs that may connect, by public key. Open connections stay. Callable from any thread."""
-        self._allowed = dict(hubs_by_key)
+    def allow(self, public_keys: Mapping[str, str]) -> None:
+        """Set the hubs that may connect: public keys by hub id. Open connections stay. Callable from any thread."""
+        allowed: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
+        for hub_id, public_key in public_keys.items():
+            # Hubs that don't encrypt have an empty one.
+            if public_key:
+                allowed[public_key] |= {hub_id}
+        self._allowed = dict(allowed)
+
+    def hubs_of_key(self, public_key: str) -> frozenset[str]:
+        """The hubs that whoever has this key may speak as. Callable from any thread."""
+        return self._allowed.get(public_key, frozenset())
 
     def revoke(self, hub_ids: frozenset[str]) -> None:
         """Set the hubs that are refused although allowed. Open connections stay. Callable from any thread."""
         self._revoked = hub_ids
 
     def answer_handshakes(self) -> None:
-        """Answer all pending ZAP requests. The hub id of a client becomes the ``User-Id`` of all its frames."""
+        """Answer all pending ZAP requests. The public key of a client becomes the ``User-Id`` of all its frames.
+
+        It is no hub id: which hubs a key belongs to may change while the connection stands.
+        """
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -104,17 +118,20 @@ class Gatekeeper:
             # Routing id, delimiter, version, request, domain, address, identity, mechanism, credentials.
             if len(frames) < 8:
                 continue
-            hub_id = self._hub_of(frames[7], frames[8:])
-            self.refused += hub_id is None
-            status = (b"200", b"OK") if hub_id is not None else (b"300", b"unknown key")
-            self.socket.send_multipart([*frames[:2], b"1.0", frames[3], *status, (hub_id or "").encode("utf-8"), b""])
+            public_key = _public_key(frames[7], frames[8:])
+            may_connect = bool(self.hubs_of_key(public_key) - self._revoked)
+            self.refused += not may_connect
+            status = (b"200", b"OK") if may_connect else (b"300", b"unknown key")
+            user_id = public_key.encode("ascii") if may_connect else b""
+            self.socket.send_multipart([*frames[:2], b"1.0", frames[3], *status, user_id, b""])
 
     def close(self) -> None:
         """Close the ZAP socket. Idempotent."""
         self.socket.close()
 
-    def _hub_of(self, mechanism: bytes, credentials: list[bytes]) -> str | None:
-        if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
-            return None
-        hub_id = self._allowed.get(z85.encode(credentials[0]).decode("ascii"))
-        return None if hub_id in self._revoked else hub_id
+
+def _public_key(mechanism: bytes, credentials: list[bytes]) -> str:
+    """The key that a client has proved to have; empty, which is no key, if it has proved none."""
+    if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
+        return ""
+    return z85.encode(credentials[0]).decode("ascii")

@@ -22,6 +22,8 @@ import socket
 import stat
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Final
 
@@ -41,6 +43,8 @@ _PLAIN_PATH: Final = re.compile(r"[A-Za-z0-9/._+@-]+")
 #: The file in an owned folder that its owner has locked.
 _OWNER: Final = "owner"
 _UNLOCKED: Final = "owner.new"
+#: How long one call looks for what ended processes have left: a start waits for it.
+_LOOK_S: Final = 3.0
 #: What the machine, or this process, may have again in a moment: open files, memory, room on the disk.
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
 #: Folders that others may write to by their modes, where the operator says that nobody else is.
@@ -170,22 +174,41 @@ class OwnedFolder:
         self._lock.close()
 
 
-def remove_orphaned(prefix: str) -> bool:
-    """Remove the owned folders of this user whose owners have ended without doing so.
+def remove_orphaned(prefix: str, clock: Callable[[], float] = time.monotonic) -> bool:
+    """Remove the owned folders of this user whose owners have ended without doing so, as far as a few seconds go.
 
-    Return whether all are gone that could be found. False is worth another call: no file could be opened, for one.
+    Return whether all are gone that could be found. False is worth another call: no file could be opened, or the time
+    was over, for two. ``clock`` returns monotonic seconds.
     """
-    is_done = True
+    is_done, until_s = True, clock() + _LOOK_S
     for place in _places():
         try:
-            for folder in list(Path(place).iterdir()):
-                if folder.name.startswith(f"{prefix}{os.getuid()}-"):
-                    is_done &= _remove_orphan(folder)
+            for folder in _of_this_user(place, prefix):
+                if clock() >= until_s:
+                    raise TimeoutError(errno.ETIMEDOUT, f"not all of {place} was looked at within {_LOOK_S:g} s")
+                is_done &= folder is None or _remove_orphan(folder)
         except OSError as error:
-            if _is_shortage(error):
+            if _is_shortage(error) or isinstance(error, TimeoutError):
                 logger.warning("folders.left prefix=%s: %s: what ended processes left there stays", prefix, error)
                 is_done = False
     return is_done
+
+
+def _of_this_user(place: str, prefix: str) -> Iterator[Path | None]:
+    """The folders there with the name and the owner of one that is owned; None for each of the others."""
+    with os.scandir(place) as scan:
+        entries = list(scan)
+    for entry in entries:
+        # Whoever may write there can make any number with such names, so the owner is asked for before all else.
+        is_named = entry.name.startswith(f"{prefix}{os.getuid()}-")
+        yield Path(entry.path) if is_named and _is_of_this_user(entry) else None
+
+
+def _is_of_this_user(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == os.getuid()
+    except FileNotFoundError:
+        return False
 
 
 def _remove_orphan(folder: Path) -> bool:

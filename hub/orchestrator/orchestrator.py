@@ -34,6 +34,7 @@ from hub.replicas.events import (
     Answered,
     ClientEvent,
     Controlled,
+    EpochNamed,
     ProcessGone,
     SessionDown,
     SessionUp,
@@ -335,6 +336,9 @@ class Orchestrator:
             self._listener.handle_client_event(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
+        if isinstance(event, EpochNamed):
+            self._membership.epoch_named(event.client.addr)
+            self._housekeeping.follow_membership()
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
             self._housekeeping.review_membership()
             self._rollout.move_on()

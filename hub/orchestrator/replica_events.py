@@ -18,6 +18,7 @@ from hub.replicas.events import (
     Answered,
     ClientEvent,
     CreditEvent,
+    EpochNamed,
     FrameDropped,
     Granted,
     ProcessGone,
@@ -121,14 +122,14 @@ class ReplicaListener:
                 self.lose_replica(client.info.stage_id, client.addr, "its process is gone")
             case Unsent():
                 self._unsent(event)
-            case FrameDropped() | Unresolved():
+            case FrameDropped() | Unresolved() | EpochNamed():
                 self._note(event)
 
-    def _note(self, event: FrameDropped | Unresolved) -> None:
-        """Only counts or status texts change."""
+    def _note(self, event: FrameDropped | Unresolved | EpochNamed) -> None:
+        """Only counts or status texts change; which record is connected to is the membership's affair."""
         if isinstance(event, FrameDropped):
             self._metrics.dropped.labels(event.reason).inc()
-        else:
+        elif isinstance(event, Unresolved):
             self._pools.of(event.client.info).core.unusable(event.client.addr, event.reason)
 
     def lose_replica(self, stage_id: int, addr: str, reason: str) -> None:

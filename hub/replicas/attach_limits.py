@@ -1,20 +1,22 @@
 """AttachLimits: which replicas may be connected to now, and which have to wait. Pure.
 
 A replica waits while this process is out of file descriptors, and while too many others have never answered: records of
-nobody must not use up the connections of those that serve.
+nobody must not use up the connections of those that serve. Those whose record has a lease, as every replica's does, go
+before the others; where nobody listens a turn is short.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 #: Connections to replicas that have never answered, at the same time; fewer where descriptors are scarce.
 MOST_UNANSWERED: Final = 256
 #: Descriptors of the two sockets of one replica, with their monitors.
 _DESCRIPTORS_EACH: Final = 6
-#: After so long one that has never answered gives its turn to one that waits.
+#: After so long one that has never answered gives its turn to one that waits; sooner if there is no connection to it.
 TURN_S: Final = 30.0
+UNCONNECTED_TURN_S: Final = 5.0
 #: Bounds of the pause after this process ran out of descriptors, and the time between two looks at those that wait.
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
@@ -29,11 +31,21 @@ def most_unanswered(descriptors: int) -> int:
 
 
 class AttachLimits:
-    """Replicas go by their input address. ``has_answered``: whether one has ever had a session. Moments: monotonic."""
+    """Replicas go by their input address. ``has_answered``: whether one has ever had a session. Moments: monotonic.
 
-    def __init__(self, has_answered: Callable[[str], bool], most: int = MOST_UNANSWERED) -> None:
+    ``is_leased``: whether its record ends with a lease. ``is_connected``: whether the connections to it stand.
+    """
+
+    def __init__(
+        self,
+        has_answered: Callable[[str], bool],
+        most: int,
+        is_leased: Callable[[str], bool],
+        is_connected: Callable[[str], bool],
+    ) -> None:
         self._has_answered = has_answered
         self._most_unanswered = most
+        self._is_leased, self._is_connected = is_leased, is_connected
         #: Those that wait, the one that has waited longest first.
         self._waiting: dict[str, None] = {}
         #: When those were connected to that had not answered by then, in that order.
@@ -87,12 +99,28 @@ class AttachLimits:
     def review(self, now_s: float) -> tuple[list[str], list[str]]:
         """Return those that wait, to be tried in this order, and those that must give their turn to them before."""
         self._review_s = now_s + _REVIEW_S
-        waiting = [] if now_s < self._not_before_s else list(self._waiting)
+        if now_s < self._not_before_s:
+            return [], []
+        leased, others = self._by_lease(self._waiting)
         self._look_s = now_s
-        if not waiting or self._has_room(now_s):
-            return waiting, []
-        overdue = [addr for addr, since_s in self._unanswered.items() if now_s - since_s >= TURN_S]
-        return waiting, overdue[: len(waiting)]
+        if not self._waiting or self._has_room(now_s):
+            return [*leased, *others], []
+        tried_leased, tried_others = self._by_lease(self._unanswered)
+        late_leased = [addr for addr in tried_leased if self._is_late(addr, now_s)]
+        late_others = [addr for addr in tried_others if self._is_late(addr, now_s)]
+        # Those with a lease need not wait until the turn of one without is over, and give theirs only to each other.
+        for_leased = list(dict.fromkeys([*late_others, *tried_others, *late_leased]))[: len(leased)]
+        for_others = [addr for addr in late_others if addr not in for_leased][: len(others)]
+        return [*leased, *others], [*for_leased, *for_others]
+
+    def _by_lease(self, addrs: Iterable[str]) -> tuple[list[str], list[str]]:
+        """Those with a lease, and the others, each in their order."""
+        known = [(addr, self._is_leased(addr)) for addr in addrs]
+        return [addr for addr, leased in known if leased], [addr for addr, leased in known if not leased]
+
+    def _is_late(self, addr: str, now_s: float) -> bool:
+        turn_s = TURN_S if self._is_connected(addr) else UNCONNECTED_TURN_S
+        return now_s - self._unanswered[addr] >= turn_s
 
     def _has_room(self, now_s: float) -> bool:
         if len(self._unanswered) >= self._most_unanswered and now_s >= self._look_s:

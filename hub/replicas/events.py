@@ -137,6 +137,13 @@ class FrameDropped:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EpochNamed:
+    """The replica has named another epoch than before: of several records of one process, that one is its own."""
+
+    client: ReplicaLink
+
+
 CreditEvent = Granted | Recalled
-SessionEvent = SessionUp | SessionDown | ProcessGone | Unresolved
+SessionEvent = SessionUp | SessionDown | ProcessGone | Unresolved | EpochNamed
 ClientEvent = CreditEvent | SessionEvent | Answered | Controlled | Unanswered | Unsent | FrameDropped | AbortEnded

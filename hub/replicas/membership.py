@@ -67,17 +67,29 @@ def _descriptors() -> int:
 
 def role(info: ReplicaInfo) -> tuple[object, ...]:
     """The fields of a record whose change may affect other replicas: then all of the view is gone through."""
-    return info.stage_id, info.input_addr, info.epoch, info.takes_new_work, info.fingerprint, info.content
+    return (
+        info.stage_id,
+        info.input_addr,
+        info.epoch,
+        info.takes_new_work,
+        info.fingerprint,
+        info.content,
+        info.leased,
+    )
 
 
 def _replica(info: ReplicaInfo) -> ReplicaId:
     return info.stage_id, info.replica_id
 
 
+def _peer(info: ReplicaInfo) -> tuple[str, str, str]:
+    """Whom a client made for a record talks to, whatever else the record says."""
+    return info.input_addr, info.output_addr, info.curve_public_key
+
+
 def is_same_process(ours: ReplicaInfo, info: ReplicaInfo) -> bool:
     """Whether two records are of one process, so that a client made for ``ours`` can be kept for ``info``."""
-    mine = (ours.input_addr, ours.output_addr, ours.curve_public_key, ours.stage_id)
-    return mine == (info.input_addr, info.output_addr, info.curve_public_key, info.stage_id)
+    return (_peer(ours), ours.stage_id) == (_peer(info), info.stage_id)
 
 
 def is_same_life(older: ReplicaInfo, newer: ReplicaInfo) -> bool:
@@ -139,8 +151,10 @@ class Membership:
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce(now)
-        self._limits = AttachLimits(self._has_answered, most_unanswered(_descriptors()))
-        self._claims = AddressClaims(self._answers, is_same_life)
+        self._limits = AttachLimits(
+            self._has_answered, most_unanswered(_descriptors()), self._is_leased, self._is_connected
+        )
+        self._claims = AddressClaims(self._answers, self._is_named)
         self._view = View()
 
     def apply(self, view: View, delta: Delta) -> bool:
@@ -230,6 +244,10 @@ class Membership:
         moments_s = (self._mass_loss.next_review_s, self._limits.next_review_s, self._claims.next_turn_s)
         return min((each for each in moments_s if each is not None), default=None)
 
+    def epoch_named(self, addr: str) -> None:
+        """The process at an input address has named another epoch: if several records name it, a review is due."""
+        self._claims.look_again(addr, self._now())
+
     def review_members(self) -> None:
         """Time has passed or a session has changed: remove those whose mass loss is over, attach those that wait."""
         turn_s = self._claims.next_turn_s
@@ -267,6 +285,22 @@ class Membership:
         """Whether this life of a replica has a session now."""
         entry = self._entry_of(info)
         return entry is not None and entry.answers
+
+    def _is_named(self, info: ReplicaInfo) -> bool:
+        """Whether the process of a record says, on a connection that stands, that this is its present life."""
+        client = self.clients.get(info.input_addr)
+        # The clients of a program's own factory may not know.
+        is_named = getattr(client, "named_epoch", 0) == info.epoch
+        return client is not None and is_named and _peer(client.info) == _peer(info)
+
+    def _is_leased(self, addr: str) -> bool:
+        """Whether the record of an address ends with a lease; also if there is none any more."""
+        info = self._wanted(addr)
+        return info is None or info.leased
+
+    def _is_connected(self, addr: str) -> bool:
+        """Whether the connections to an address stand, whoever it is; also where its client can't tell."""
+        return bool(getattr(self.clients.get(addr), "is_connected", True))
 
     def _life_has_answered(self, info: ReplicaInfo) -> bool:
         """Whether this life of a replica has ever had a session."""
@@ -358,13 +392,15 @@ class Membership:
             if self._is_ours(info):
                 by_addr.setdefault(info.input_addr, []).append(info)
         shared = {addr for addr, claimants in by_addr.items() if len(claimants) > 1}
-        self._claims.forget_turns(shared)
+        self._claims.share(shared)
         owners = {addr: claimants[0] for addr, claimants in by_addr.items()}
         for addr in shared:
             owner = owners[addr] = self._claims.owner(by_addr[addr], self._now())
             why = "answers there" if self._answers(owner) else "is tried first"
             for info in by_addr[addr]:
-                if info is owner or is_same_life(info, owner):
+                # The former record of a process that has registered again ends with its lease.
+                is_former = info.epoch < owner.epoch and is_same_life(info, owner)
+                if info is owner or is_former:
                     continue
                 if self._log_once.should((addr, info.stage_id, info.replica_id, info.epoch)):
                     text = "replica.unusable replica=%s: its address %s is that of replica %s, which %s"

@@ -19,6 +19,7 @@ from hub.replicas.events import (
     Answered,
     ClientEvent,
     Controlled,
+    EpochNamed,
     FrameDropped,
     Granted,
     ProcessGone,
@@ -95,6 +96,16 @@ class StageClient:
     def session_up(self) -> bool:
         """Whether the present life of the replica has welcomed this hub on both sockets."""
         return self._session.is_open and not self._closed
+
+    @property
+    def named_epoch(self) -> int:
+        """The epoch that the replica named last on the connection that stands; 0 if none yet."""
+        return self._session.named_epoch
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether both connections stand, with their encryption, welcomed or not."""
+        return all(connection.connected for connection in self._connections.values())
 
     @property
     def addr(self) -> str:
@@ -252,7 +263,10 @@ class StageClient:
         self, name: SocketName, message: wire.FromReplica, attachments: tuple[bytes, ...], received_at_s: float
     ) -> None:
         if isinstance(message, (wire.Welcome, wire.Grant, wire.Recall)):
+            named_before = self._session.named_epoch
             self._carry_out(self._session.receive(name, message))
+            if self._session.named_epoch != named_before:
+                self._on_event(EpochNamed(self))
         elif flaw := self._session.flaw_of(name, message):
             self._on_event(FrameDropped(self, flaw))
         elif isinstance(message, wire.ControlResult):

@@ -53,7 +53,8 @@ class ReplicaInfo:
     """One replica as a hub sees it. The first seven fields are the coordinator's; all others have defaults.
 
     ``last_heartbeat`` and ``registered_at`` are wall-clock seconds of the record's last and first write. ``epoch`` is
-    the creation revision of the key: one life of the replica.
+    the creation revision of the key: one life of the replica. ``leased``: whether the key ends with a lease, as that of
+    every replica does.
     """
 
     input_addr: str
@@ -89,6 +90,7 @@ class ReplicaInfo:
     code: str = ""
     deterministic: bool = False
     voices: Sequence[str] = field(default_factory=list)
+    leased: bool = True
 
     @property
     def name(self) -> str:
@@ -174,12 +176,12 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The names of the voices that it can speak with; absent for none.
     voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
 
-    def to_info(self, epoch: int) -> ReplicaInfo:
+    def to_info(self, epoch: int, *, leased: bool = True) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
         fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
         if "voices" in fields:
             fields["voices"] = list(fields["voices"])
-        return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch)
+        return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch, leased=leased)
 
 
 #: Fields of ReplicaInfo that are copied from the record's field of the same name. The epoch is the key's, whatever the

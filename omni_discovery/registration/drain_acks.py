@@ -6,14 +6,16 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import suppress
 from typing import Final
 
 from omni_discovery.backoff import Backoff
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import RegistryError
-from omni_discovery.kv import KVStore
+from omni_discovery.errors import RecordError, RegistryError
+from omni_discovery.kv import KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord, read_beats
+from omni_discovery.records.schema import decode_hub
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +31,43 @@ def awaited_hubs(revision: int, hubs: Iterable[str], beats: Mapping[str, BeatRec
 
 
 async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[str]:
-    """The registered hubs that have not applied ``revision`` yet. Raise RegistryError."""
+    """The registered hubs that have not applied ``revision`` yet. Raise RegistryError.
+
+    A record with the public key of a hub that has applied it is no other hub's, and is not among them.
+    """
     # Beats are read before hubs: a hub that registers in between is awaited, never left out.
     beats = read_beats((await kv.list(keys.beats_prefix(namespace))).items, namespace)
-    listing = await kv.list(keys.hubs_prefix(namespace), keys_only=True)
+    prefix = keys.hubs_prefix(namespace)
+    hubs = _hub_ids(namespace, await kv.list(prefix, keys_only=True))
+    awaited = awaited_hubs(revision, hubs, beats)
+    if not awaited or awaited == hubs:
+        return awaited
+    return without_copies(awaited, _public_keys(namespace, await kv.list(prefix), hubs))
+
+
+def without_copies(awaited: Set[str], public_keys: Mapping[str, str]) -> frozenset[str]:
+    """``awaited`` without the hubs whose public key is that of a hub that has answered: their records are copies.
+
+    ``public_keys`` are those of all registered hubs, by hub id.
+    """
+    answered = {key for hub_id, key in public_keys.items() if key and hub_id not in awaited}
+    return frozenset(hub_id for hub_id in awaited if public_keys.get(hub_id) not in answered)
+
+
+def _hub_ids(namespace: str, listing: Listing) -> frozenset[str]:
     parsed = (keys.parse_key(namespace, item.key) for item in listing.items)
-    return awaited_hubs(revision, {key.hub_id for key in parsed if isinstance(key, keys.HubKey)}, beats)
+    return frozenset(key.hub_id for key in parsed if isinstance(key, keys.HubKey))
+
+
+def _public_keys(namespace: str, listing: Listing, hubs: Set[str]) -> dict[str, str]:
+    """The public keys of those of ``hubs`` whose records can be read, by hub id."""
+    found = {}
+    for item in listing.items:
+        key = keys.parse_key(namespace, item.key)
+        if isinstance(key, keys.HubKey) and key.hub_id in hubs:
+            with suppress(RecordError):
+                found[key.hub_id] = decode_hub(item.key, key.hub_id, item.value).curve_public_key
+    return found
 
 
 class DrainAcks:

@@ -223,6 +223,8 @@ class HubSession(_Role):
         self._early_returns: list[int] = []
         #: Whether the replica may still answer what was sent in the last open session.
         self._may_be_answered = False
+        #: The epoch that the replica named last on the output connection that stands; 0 if none yet.
+        self.named_epoch = 0
 
     def __repr__(self) -> str:
         state = ("open, gated" if self.is_gated else "open") if self.is_open else "closed"
@@ -242,6 +244,8 @@ class HubSession(_Role):
     def disconnected(self, socket: SocketName) -> Sequence[HubAction]:
         """A connection was lost, and what was on its way with it."""
         self._connected.discard(socket)
+        # Another process may listen there next.
+        self.named_epoch = 0
         return self._lose("its connection was lost")
 
     def begin_epoch(self, epoch: int) -> Sequence[HubAction]:
@@ -261,7 +265,13 @@ class HubSession(_Role):
         return [self._hello(each) for each in SOCKETS if each in self._connected and each not in self._welcomed]
 
     def receive(self, socket: SocketName, message: Welcome | Grant | Recall) -> Sequence[HubAction]:
-        """A message about the session has come. Those of an earlier number, or for another epoch, change nothing."""
+        """A message about the session has come. Those of an earlier number, or for another epoch, change nothing.
+
+        But for ``named_epoch``: a replica names its present epoch in each of them.
+        """
+        # Of one socket only: what is late on the other must not bring back an earlier epoch.
+        if socket == "output" and message.epoch:
+            self.named_epoch = message.epoch
         if isinstance(message, Welcome):
             return self._receive_welcome(socket, message)
         if socket == "input":
@@ -366,7 +376,10 @@ class ReplicaSessions(_Role):
         )
 
     def begin_epoch(self, epoch: int) -> Sequence[ReplicaAction]:
-        """The registry knows this process under an epoch: welcome the hubs that knew of it before. Idempotent."""
+        """The registry knows this process under an epoch: welcome the hubs that knew of it before, and tell the others.
+
+        Idempotent.
+        """
         if epoch == self.epoch:
             return []
         self.epoch = epoch
@@ -374,7 +387,12 @@ class ReplicaSessions(_Role):
             return []
         self._remember_epoch(epoch)
         waiting = [(socket, peer, hello) for (socket, _), (peer, hello) in self._hellos.items() if hello.epoch == epoch]
-        return [action for each in waiting for action in self._welcome(*each)]
+        others = [
+            peer for (socket, _), (peer, hello) in self._hellos.items() if socket == "output" and hello.epoch != epoch
+        ]
+        welcomes = [action for each in waiting for action in self._welcome(*each)]
+        # Their work is refused from now on: of several records of this process, only it knows which one counts.
+        return [*welcomes, *(action for peer in others for action in self.probe(peer))]
 
     def receive_hello(self, socket: SocketName, peer: Peer, hello: Hello) -> Sequence[ReplicaAction]:
         """A hub greets on one socket. Raise ForeignIdentityError if it gives another hub's name."""

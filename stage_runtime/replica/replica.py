@@ -406,7 +406,7 @@ class Replica:
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
-        self._server.set_allowed_hubs({hub.curve_public_key: hub_id for hub_id, hub in hubs.items()})
+        self._server.set_allowed_hubs({hub_id: hub.curve_public_key for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:
         name = f"{self._config.stage_id}/{replica_id}"

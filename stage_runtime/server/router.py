@@ -2,17 +2,17 @@
 
 A hub connects under the routing id ``<hub_id>/<token>``. ZMQ hands a routing id over to the last connection that names
 it, so that a hub that reconnects is not shut out by its own dead connection; the token, which no other hub can guess,
-keeps other hubs from taking it over. The CURVE key of a connection proves the hub id: no routing id is trusted before a
-frame has shown that both agree. A routing id without a token is checked with every frame, since its connection may
-change hands at any time: no hub can then send under another's name, but output to such a routing id is only as safe as
-the registered hubs are honest.
+keeps other hubs from taking it over. The CURVE key of a connection proves the hub id, by the registry as it is now: no
+routing id is trusted before a frame has shown that both agree. A routing id without a token is checked with every
+frame, since its connection may change hands at any time: no hub can then send under another's name, but output to such
+a routing id is only as safe as the registered hubs are honest.
 """
 
 from __future__ import annotations
 
 import os
 import socket as sockets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import zmq
@@ -33,7 +33,7 @@ _MAX_KNOWN: Final = 4096
 
 
 class Peers:
-    """The routing ids of one socket. ``has_keys``: every connection carries the hub id that its key belongs to."""
+    """The routing ids of one socket. ``has_keys``: every connection carries the key that it has proved."""
 
     def __init__(self, *, has_keys: bool) -> None:
         self._has_keys = has_keys
@@ -41,17 +41,18 @@ class Peers:
         #: Connections whose hub id was proved and that can't change hands, by routing id.
         self.known: dict[bytes, Peer] = {}
 
-    def identify_peer(self, routing_id: bytes, hub_of_key: Callable[[], str | None]) -> Peer | None:
+    def identify_peer(self, routing_id: bytes, hubs_of_key: Callable[[], Collection[str]]) -> Peer | None:
         """The connection that a frame came on; None for a revoked hub. Raise ForeignIdentityError for another's key.
 
-        ``hub_of_key`` returns the hub id of the connection's key. Without keys, that of the routing id is trusted.
+        ``hubs_of_key`` returns the ids of the hubs that the connection's key belongs to. Without keys, the id in the
+        routing id is trusted.
         """
         try:
             name = routing_id.decode("utf-8")
         except UnicodeDecodeError:
             raise ForeignIdentityError("a routing id that is no text") from None
         hub_id, _, token = name.partition("/")
-        if not hub_id or (self._has_keys and hub_of_key() != hub_id):
+        if not hub_id or (self._has_keys and hub_id not in hubs_of_key()):
             raise ForeignIdentityError(f"the key is not the one of hub {hub_id!r}")
         if hub_id in self._revoked:
             return None
@@ -92,7 +93,10 @@ class Router:
         config: ServerConfig,
         bind_host: str,
         keys: KeyPair | None,
+        hubs_of_key: Callable[[str], Collection[str]],
     ) -> None:
+        """``hubs_of_key`` says which hubs a public key belongs to now; without ``keys`` it is not asked."""
+        self._hubs_of_key = hubs_of_key
         self.peers = Peers(has_keys=keys is not None)
         self.socket = context.socket(zmq.ROUTER)
         if keys is not None:
@@ -121,7 +125,7 @@ class Router:
         # Only a frame that was received without a copy has its connection's User-Id.
         frame = socket.recv(zmq.NOBLOCK, copy=False)
         self._check_is_last()
-        return self.peers.identify_peer(routing_id, lambda: _hub_of_key(frame)), frame.bytes
+        return self.peers.identify_peer(routing_id, lambda: self._hubs_of_key(_key_of(frame))), frame.bytes
 
     def send_frames(self, name: str, frames: Frames) -> SendResult:
         """Send one multipart to the connection of that routing id, without ever waiting."""
@@ -180,8 +184,9 @@ def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.tcp_keepalive_intvl = 10
 
 
-def _hub_of_key(frame: zmq.Frame) -> str | None:
+def _key_of(frame: zmq.Frame) -> str:
+    """The public key of the frame's connection; empty if it has none."""
     try:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
-        return None
+        return ""

@@ -38,6 +38,10 @@ _ACKS_MESSAGES: Final = 4096
 _ACKS_BYTES: Final = 16 << 20
 
 
+def _no_hubs(_public_key: str) -> frozenset[str]:
+    return frozenset()
+
+
 class ReplicaServer:
     """Binds at construction, serves from ``start`` to ``close``. All methods may be called from any thread.
 
@@ -55,8 +59,9 @@ class ReplicaServer:
     ) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = None if keys is None else Gatekeeper(self._context)
-        self._input = Router(self._context, config, bind_host, keys)
-        self._output = Router(self._context, config, bind_host, keys)
+        hubs_of_key = _no_hubs if self._gate is None else self._gate.hubs_of_key
+        self._input = Router(self._context, config, bind_host, keys, hubs_of_key)
+        self._output = Router(self._context, config, bind_host, keys, hubs_of_key)
         self.input_port, self.output_port = self._input.port, self._output.port
         self._pause = ConnectionPause([self._input.listener, self._output.listener])
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -91,10 +96,10 @@ class ReplicaServer:
         """Set what log lines call this replica, ``<stage>/<replica id>``."""
         self._sessions.replica_name = name
 
-    def set_allowed_hubs(self, hubs_by_key: Mapping[str, str]) -> None:
-        """Let exactly these hubs connect from now on: hub id by public key. Connections that stand are not touched."""
+    def set_allowed_hubs(self, public_keys: Mapping[str, str]) -> None:
+        """Let exactly these hubs connect from now on: public keys by hub id. Hubs that have sessions keep them."""
         if self._gate is not None:
-            self._gate.allow(hubs_by_key)
+            self._gate.allow(public_keys)
 
     def set_revoked_hubs(self, hub_ids: frozenset[str]) -> None:
         """Revoke exactly these hubs: nothing from or to them passes, and their requests here end."""

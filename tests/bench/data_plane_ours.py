@@ -47,7 +47,7 @@ class EchoReplica:
         self._is_over = False
         self._thread = threading.Thread(target=self._work, daemon=True)
         if keys is not None:
-            self._server.set_allowed_hubs({hub_key: HUB_ID})
+            self._server.set_allowed_hubs({HUB_ID: hub_key})
         self._server.start()
         self._server.set_epoch(_EPOCH)
         self._thread.start()

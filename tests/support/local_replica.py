@@ -73,7 +73,7 @@ class LocalReplica:
         edges = {} if deploy is None else build_edges(deploy, stage_id, "test", "127.0.0.1", "127.0.0.1")
         self.payloads = Payloads(stage_id, edges, time.monotonic)
         self.loop = EngineLoop(self.engine, self.payloads, {}, self.server.emit)
-        self.server.set_allowed_hubs(dict(hubs or {}))
+        self.server.set_allowed_hubs({hub_id: key for key, hub_id in (hubs or {}).items()})
         self.server.set_replica_name(f"{stage_id}/{replica_id}")
         self.server.set_epoch(epoch)
         self._closing = threading.Event()

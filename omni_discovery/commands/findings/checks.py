@@ -19,7 +19,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth
-from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
@@ -383,6 +383,24 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
         else:
             text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
             yield Finding(Grade.PROBLEM, "hub", text, f"stop it there, or let it in again: omni hub allow {hub_id}")
+    yield from _copied_hubs(evidence.namespace, evidence.view.hubs)
+
+
+#: How many of the hubs with one key are named.
+_NAMED: Final = 5
+
+
+def _copied_hubs(namespace: str, hubs: Mapping[str, HubRecord]) -> Iterator[Finding]:
+    by_key: defaultdict[str, list[str]] = defaultdict(list)
+    for hub_id, hub in sorted(hubs.items()):
+        if hub.curve_public_key:
+            by_key[hub.curve_public_key].append(hub_id)
+    for hub_ids in by_key.values():
+        if len(hub_ids) > 1:
+            more = f" and {len(hub_ids) - _NAMED} more" if len(hub_ids) > _NAMED else ""
+            text = f"hubs {', '.join(hub_ids[:_NAMED])}{more} have one public key: all these records but one are copies"
+            advice = f"delete them, a hub that runs writes its own again: etcdctl del {keys.hub_key(namespace, 'ID')}"
+            yield Finding(Grade.PROBLEM, "hub", text, advice)
 
 
 #: From this part of its requests on, a hub's failures are wrong; fewer are a note.

@@ -29,8 +29,8 @@ from stage_runtime.engines.tokens import BoundedTokenizer
 
 #: How many requests vLLM runs at once by default, without ``max_num_seqs``.
 _USUAL_CAPACITY: Final = 256
-#: What makes answers of a form unless the document says otherwise. Each of its tokens takes milliseconds, where a form of
-#: a hundred bytes holds the engine of vLLM's own choice for minutes.
+#: What makes answers of a form unless the document says otherwise. Each of its tokens takes milliseconds, where a form
+#: of a hundred bytes holds the engine of vLLM's own choice for minutes.
 _FORMS_BY: Final = "guidance"
 #: Added to the nice value of threads that compile forms of answers: beside a busy thread they get a tenth of a CPU.
 _FORMS_NICE: Final = 10

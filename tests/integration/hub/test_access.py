@@ -82,6 +82,41 @@ def test_a_hub_can_neither_greet_nor_stop_nor_release_in_anothers_name(replica: 
     b.close()
 
 
+@pytest.mark.attack("H4")
+def test_a_copy_of_a_hubs_record_under_another_id_shuts_that_hub_out_of_nothing(replica: LocalReplica) -> None:
+    """1. zz's record has a's public key: a, on a new connection, is greeted and served
+    2. a's own record is gone for a while: on a new connection it is not heard; 3. it is back, zz's is gone: that
+       connection is a's, and is served; 4. the holder of another key is neither
+    """
+    b = {"b": B.public}
+    replica.server.set_allowed_hubs({"a": A.public, **b, "zz": A.public})
+    first = replica.raw_hub("a", A)
+    first.hello(30.0)
+    first.submit("r", "hello")
+    assert isinstance(first.acknowledged(30.0), wire.Accepted)
+    assert first.collect("r", 30.0)[1].finish_reason == "stop"
+    first.close()
+    replica.server.set_allowed_hubs({**b, "zz": A.public})
+    second = replica.raw_hub("a", A)
+    hello = wire.encode(wire.Hello(hub_id="a", epoch=second.epoch))
+    for socket in (second.input, second.output):
+        socket.send(hello)
+    assert eventually(lambda: replica.server.counters["foreign_identity"] == 2, 30.0)
+    replica.server.set_allowed_hubs({"a": A.public, **b})
+    second.hello(30.0)
+    second.submit("r2", "hello")
+    assert isinstance(second.acknowledged(30.0), wire.Accepted)
+    assert second.collect("r2", 30.0)[1].finish_reason == "stop"
+    replica.server.set_allowed_hubs({"a": A.public, **b, "zz": A.public})
+    for name in ("a", "zz"):
+        thief = replica.raw_hub(name, B)
+        thief.submit("mine", "now")
+        assert thief.hears_nothing(0.3)
+        thief.close()
+    assert eventually(lambda: replica.server.counters["foreign_identity"] == 4, 30.0)
+    second.close()
+
+
 @pytest.mark.attack("C6")
 def test_a_hub_calls_what_has_a_name_for_it_and_no_other_method_of_an_engine() -> None:
     """Neither as a control method, nor by way of `collective_rpc`, with one method that the operator allows."""

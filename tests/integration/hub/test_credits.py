@@ -32,14 +32,14 @@ async def sharing(
     labels: Mapping[str, str] | None = None,
     others: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[AsyncOmni]]:
-    """So many hubs that all see these replicas, whose doors are open to them, and to ``others``: hub id by key."""
+    """So many hubs that all see these replicas, whose doors are open to them, and to ``others``: key by hub id."""
     pairs = {name: KeyPair.generate() for name in NAMES[:count]}
     hubs = {name: HubRecord(hub_id=name, curve_public_key=pair.public) for name, pair in pairs.items()}
     view = View(replicas={(0, each.info.replica_id): each.info for each in replicas}, hubs=hubs, revision=5)
     async with AsyncExitStack() as stack:
         omnis: list[AsyncOmni] = []
         for each in replicas:
-            each.server.set_allowed_hubs({pair.public: name for name, pair in pairs.items()} | dict(others or {}))
+            each.server.set_allowed_hubs({name: pair.public for name, pair in pairs.items()} | dict(others or {}))
             stack.enter_context(each)
         for name, pair in pairs.items():
             omni = AsyncOmni(deploy_of(ONE_STAGE), name, pair, CONFIG, labels=labels)
@@ -193,7 +193,7 @@ async def test_a_hub_that_asks_for_everything_and_runs_nothing_shuts_nobody_out(
     3. the replica tells which hub holds what, and says once which hub it is and what to do
     """
     replica, keys = LocalReplica(capacity=2), KeyPair.generate()
-    async with sharing([replica], 1, others={keys.public: "greedy"}) as (omni,):
+    async with sharing([replica], 1, others={"greedy": keys.public}) as (omni,):
         greedy = replica.raw_hub("greedy", keys)
         for socket in (greedy.input, greedy.output):
             socket.send(wire.encode(wire.Hello(hub_id="greedy", epoch=greedy.epoch, session=1)))

@@ -19,7 +19,7 @@ from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.curve import KeyPair
 from omni_discovery.records import keys
-from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus, encode_record
 from omni_discovery.view.hub_watcher import ViewOptions
 from omni_discovery.wire import FailureKind
 from tests.support.quiet import soon_s
@@ -171,6 +171,26 @@ def test_a_hub_that_never_says_anything_is_named_when_the_bound_has_passed(deplo
     supervisor.send_signal(signal.SIGTERM)
     assert 0.9 < ended_after_s(supervisor, 12.0) < soon_s(4.0)
     assert "replica.drain_unacknowledged stage=0 hubs=mute" in deployment.log().read_text()
+
+
+@pytest.mark.attack("H4")
+def test_a_copy_of_a_hubs_record_is_not_waited_for_and_the_hub_is_served(deployment: Deployment) -> None:
+    """1. records with the key of hub-1, without leases, lie before it and behind it: hub-1 is greeted and served
+    2. SIGTERM: its acknowledgement is enough, though the bound of the drain would be a minute
+    """
+    for hub_id in ("aa", "zz"):
+        copy = HubRecord(hub_id=hub_id, curve_public_key=deployment.keys.public)
+        etcdctl(deployment.endpoint, "put", keys.hub_key(deployment.namespace, hub_id), encode_record(copy).decode())
+    supervisor = deployment.start(0, 1, "--omni-heartbeat-timeout", "60")
+    hub = deployment.session(deployment.wait_up()[0])
+    hub.submit("r", "hello")
+    hub.acknowledged(30.0)
+    assert hub.collect("r", 30.0)[1].finish_reason == "stop"
+    supervisor.send_signal(signal.SIGTERM)
+    ended_after_s(supervisor, 45.0)
+    log = deployment.log().read_text()
+    assert "drain.acknowledged" in log
+    assert "drain_unacknowledged" not in log
 
 
 def test_a_revoked_hub_is_not_waited_for(deployment: Deployment) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import signal
@@ -196,6 +197,40 @@ def test_an_owned_folder_is_removed_when_its_owner_and_its_forks_are_gone(
     assert not owned.path.exists()
     assert foreign.exists()
     owned.remove()
+
+
+@pytest.mark.attack("H8")
+def test_folders_of_others_with_such_names_are_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user makes them by the thousand; to open one takes as long as to ask for the owners of a hundred."""
+    this_user = os.getuid()
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    monkeypatch.setattr(processes.os, "getuid", lambda: this_user + 1)
+    for number in range(100):
+        (tmp_path / f"test-{this_user + 1}-{number}").mkdir()
+    opened: list[Path] = []
+    monkeypatch.setattr(processes, "open_private", opened.append)
+    assert remove_orphaned("test-")
+    assert opened == []
+    assert len(list(tmp_path.iterdir())) == 100
+
+
+@pytest.mark.attack("H8")
+@pytest.mark.parametrize("name", ["test-{}-left", "others-{}"])
+def test_what_could_not_be_looked_at_in_time_is_left_to_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """1. time runs out over what lies there, whatever its name: it stays, and the log says so
+    2. the next call has the time for all
+    """
+    monkeypatch.setattr(processes, "_places", lambda: [str(tmp_path)])
+    left = tmp_path / name.format(os.getuid())
+    left.mkdir()
+    (left / "owner").touch()
+    assert not remove_orphaned("test-", itertools.count(0.0, 5.0).__next__)
+    assert left.exists()
+    assert f"folders.left prefix=test-: [Errno 110] not all of {tmp_path} was looked at within 3 s" in caplog.text
+    assert remove_orphaned("test-")
+    assert left.exists() == name.startswith("others")
 
 
 def test_an_owned_folder_that_can_be_made_nowhere_says_why_for_each_place(

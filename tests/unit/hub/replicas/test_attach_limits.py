@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from hub.replicas.attach_limits import TURN_S, AttachLimits, most_unanswered
+from hub.replicas.attach_limits import TURN_S, UNCONNECTED_TURN_S, AttachLimits, most_unanswered
 
 
 class Scene:
     def __init__(self, most: int = 3) -> None:
         self.answered: set[str] = set()
-        self.limits = AttachLimits(self.answered.__contains__, most)
+        self.unleased: set[str] = set()
+        self.unconnected: set[str] = set()
+        self.limits = AttachLimits(
+            self.answered.__contains__,
+            most,
+            lambda addr: addr not in self.unleased,
+            lambda addr: addr not in self.unconnected,
+        )
 
     def attach(self, addr: str, now_s: float) -> bool:
         if self.limits.must_wait(addr, now_s):
             return False
         self.limits.attached(addr, now_s)
         return True
+
+    def turn(self, now_s: float) -> tuple[list[str], list[str]]:
+        """One review: who gives way, and who is connected to then."""
+        waiting, overdue = self.limits.review(now_s)
+        for addr in overdue:
+            self.limits.gone(addr)
+            self.limits.postpone(addr)
+        return overdue, [addr for addr in waiting if self.attach(addr, now_s)]
 
 
 def test_those_that_have_answered_count_no_more() -> None:
@@ -79,3 +94,31 @@ def test_one_that_is_gone_waits_no_more() -> None:
 def test_replicas_that_never_answer_get_a_quarter_of_the_descriptors_at_most() -> None:
     """Six descriptors each: the rest is for those that answer, and for clients."""
     assert [most_unanswered(limit) for limit in (10, 256, 1024, 20_000, 1 << 62)] == [1, 10, 42, 256, 256]
+
+
+@pytest.mark.attack("H7")
+def test_records_without_a_lease_give_way_at_once_to_those_with_one() -> None:
+    """1. five records without a lease are there first, and have no turn behind them yet
+    2. two replicas register: they get places at the next review, and lose them to none without a lease
+    3. those without a lease have the places that are left in turns
+    """
+    scene = Scene()
+    scene.unleased |= set("abcde")
+    for addr in "abcdexy":
+        scene.attach(addr, 0.0)
+    assert scene.turn(1.0) == (["a", "b"], ["x", "y"])
+    assert scene.turn(TURN_S - 1) == ([], [])
+    assert scene.turn(TURN_S) == (["c"], ["d"])
+    scene.unconnected |= set("xy")
+    assert scene.turn(2 * TURN_S) == (["d"], ["e"])
+
+
+@pytest.mark.attack("H7")
+def test_where_nobody_listens_a_turn_is_short() -> None:
+    scene = Scene()
+    for addr in "abcdef":
+        scene.attach(addr, 0.0)
+    scene.unconnected |= {"a", "c"}
+    assert scene.turn(UNCONNECTED_TURN_S - 1) == ([], [])
+    assert scene.turn(UNCONNECTED_TURN_S) == (["a", "c"], ["d", "e"])
+    assert scene.turn(2 * UNCONNECTED_TURN_S) == ([], [])

@@ -35,6 +35,8 @@ class Client:
     """What a membership needs of one; notes what it is told."""
 
     has_open_aborts = False
+    named_epoch = 0
+    is_connected = True
 
     def __init__(self, info: ReplicaInfo, told: list[object]) -> None:
         self.info, self.addr = info, info.input_addr
@@ -316,6 +318,32 @@ def test_of_two_processes_at_one_address_the_first_serves_on_while_it_answers(
     del records[1, 0]
     scene.membership.apply(View(dict(records), revision=20), Delta())
     assert attached(scene) == [(0, 8)]
+
+
+@pytest.mark.attack("H2")
+@pytest.mark.parametrize("stage_id", [0, 1])
+def test_a_copy_of_a_record_does_not_take_its_place_whatever_stage_it_names(
+    stage_id: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. 0/0 has a session; a copy under another id comes: it is told nothing, and the log names it
+    2. a hub that sees both at once tries the copy, until the process has named its epoch
+    """
+    own, copy = record(0, 0, 5, epoch=3), record(stage_id, 700, 5, epoch=9)
+    both = View({(0, 0): own, (stage_id, 700): copy}, revision=2)
+    scene = Scene()
+    scene.membership.apply(View({(0, 0): own}, revision=1), Delta())
+    scene.pools[0].core.session_up("tcp://h:5", 0.0)
+    scene.membership.apply(both, Delta())
+    assert scene.told == [("connect", own)]
+    assert f"replica={stage_id}/700: its address tcp://h:5 is that of replica 0/0, which answers there" in caplog.text
+    later = Scene()
+    later.membership.apply(both, Delta())
+    assert later.told == [("connect", copy)]
+    cast(Client, later.membership.clients["tcp://h:5"]).named_epoch = 3
+    later.membership.epoch_named("tcp://h:5")
+    assert later.membership.next_review_s == 0.0
+    later.membership.review_members()
+    assert attached(later) == [(0, 0)]
 
 
 def test_a_process_that_registers_again_takes_its_own_address_over() -> None:

@@ -8,7 +8,8 @@ from omni_discovery.errors import RegistryUnavailableError
 from omni_discovery.kv import Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
-from omni_discovery.registration.drain_acks import DrainAcks, awaited_hubs
+from omni_discovery.records.schema import HubRecord, encode_record
+from omni_discovery.registration.drain_acks import DrainAcks, awaited_hubs, without_copies
 from omni_discovery.testing import FakeKV, ManualClock, settle
 
 NS = "default"
@@ -36,8 +37,9 @@ class Scene:
     def _tell(self) -> None:
         self.told += 1
 
-    async def hub(self, hub_id: str) -> None:
-        await self.kv.put(keys.hub_key(NS, hub_id), b"{}")
+    async def hub(self, hub_id: str, public_key: str = "") -> None:
+        record = HubRecord(hub_id=hub_id, curve_public_key=public_key)
+        await self.kv.put(keys.hub_key(NS, hub_id), encode_record(record))
 
     async def beat(self, hub_id: str, revision: int) -> None:
         await self.kv.put(keys.beat_key(NS, hub_id), b'{"revision": %d}' % revision)
@@ -54,6 +56,34 @@ class Scene:
 def test_every_hub_must_have_applied_the_revision(beats: dict[str, int], awaited: set[str]) -> None:
     found = {hub_id: BeatRecord(revision=revision) for hub_id, revision in beats.items()}
     assert awaited_hubs(7, ["a", "b"], found) == awaited
+
+
+@pytest.mark.attack("H4")
+@pytest.mark.parametrize(
+    ("awaited", "left"),
+    [({"copy"}, set()), ({"copy", "b"}, {"b"}), ({"copy", "a"}, {"copy", "a"}), ({"copy", "plain"}, {"plain"})],
+)
+def test_a_record_with_the_key_of_a_hub_that_has_answered_is_not_waited_for(awaited: set[str], left: set[str]) -> None:
+    public_keys = {"a": "A", "copy": "A", "b": "B", "plain": "", "also-plain": ""}
+    assert without_copies(awaited, public_keys) == left
+
+
+@pytest.mark.attack("H4")
+async def test_a_drain_ends_when_all_hubs_but_copies_of_them_have_answered() -> None:
+    """1. hubs a and b, and a copy of a's record; a answers: b is waited for; 2. b answers: acknowledged"""
+    scene = Scene()
+    for hub_id, public_key in (("a", "A"), ("b", "B"), ("zz", "A")):
+        await scene.hub(hub_id, public_key)
+    await scene.kv.put(keys.hub_key(NS, "broken"), b"{")
+    await scene.beat("broken", 40)
+    await scene.beat("a", 40)
+    scene.acks.await_revision(40)
+    await scene.pass_time()
+    assert (scene.acks.awaited, scene.told) == ({"b"}, 0)
+    await scene.beat("b", 40)
+    await scene.pass_time()
+    assert scene.told == 1
+    await scene.acks.close()
 
 
 async def test_it_is_told_once_when_the_last_hub_has_answered_or_gone() -> None:

@@ -172,6 +172,22 @@ def test_a_change_of_epoch_greets_again_on_what_is_connected_and_knows_the_earli
     assert session.flaw_of("output", done) is None
 
 
+@pytest.mark.attack("H2")
+def test_the_epoch_that_a_replica_names_is_known_while_the_connection_stands() -> None:
+    """Whatever the hub has greeted it with; of the output socket, so that what comes late on the other is nothing."""
+    session = new()
+    session.begin_epoch(12)
+    session.receive("input", welcome(epoch=7))
+    assert session.named_epoch == 0
+    session.receive("output", welcome(epoch=7))
+    assert (session.named_epoch, session.is_open) == (7, False)
+    session.receive("output", grant(1, epoch=9))
+    session.receive("output", welcome(epoch=0))
+    assert session.named_epoch == 9
+    session.disconnected("input")
+    assert session.named_epoch == 0
+
+
 def test_a_replica_that_has_given_us_up_is_greeted_again() -> None:
     session = opened()
     assert session.receive("output", welcome(session=0)) == [SessionClosed("the replica has given us up", lost=True)]
@@ -203,6 +219,18 @@ def test_a_replica_answers_the_epoch_it_has_and_remembers_the_one_it_will_have()
     assert replica.begin_epoch(7) == []
     assert replica.receive_hello("output", HUB, hello(epoch=9)) == [MessageRefused(Flaw.EPOCH, 9)]
     assert replica.begin_epoch(9) == [SendWelcome("output", HUB, 9, 1), OpenCredits(HUB.name, 1)]
+
+
+@pytest.mark.attack("H2")
+def test_a_replica_under_a_new_epoch_tells_it_to_the_hubs_of_the_former_one() -> None:
+    """Their registry may hold a copy of its record: only its own word says which epoch counts. No credits with it."""
+    replica = ReplicaSessions()
+    replica.begin_epoch(7)
+    for socket in SOCKETS:
+        replica.receive_hello(socket, HUB, hello())
+    assert replica.begin_epoch(9) == [SendWelcome("output", HUB, 9, 1)]
+    replica.revoke_hubs([HUB.hub_id])
+    assert replica.begin_epoch(11) == []
 
 
 def test_a_hub_can_not_greet_under_another_name() -> None:

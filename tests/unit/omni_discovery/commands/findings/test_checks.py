@@ -238,6 +238,15 @@ def test_a_revoked_hub_that_still_runs_is_named_and_one_that_is_gone_is_only_not
     assert wrong(findings, Grade.NOTE) == ["hub: hub old is revoked; it is not registered"]
 
 
+@pytest.mark.attack("H4")
+def test_hubs_with_one_public_key_are_named() -> None:
+    twin = (keys.hub_key("n", "zz"), encode_record(HubRecord(hub_id="zz", curve_public_key="k", host="front")))
+    said = wrong(found(FORCE, HUB, twin, record(), report("zz")))
+    assert said == ["hub: hubs hub-1, zz have one public key: all these records but one are copies"]
+    plain = (twin[0], encode_record(HubRecord(hub_id="zz")))
+    assert wrong(found(FORCE, PLAIN_HUB, plain, record(curve_public_key=""), report("zz"))) == []
+
+
 def test_a_hubs_control_key_that_makes_no_sense_is_named_with_what_would_be_right() -> None:
     (text,) = wrong(found(FORCE, HUB, (keys.hub_control_key("n", "hub-1"), b'{"revoke": true}'), record()))
     assert "control/hubs/hub-1" in text
