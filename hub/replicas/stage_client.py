@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from hub.config import HubConfig, NotConnectedError, SendFailedError
+from hub.replicas.content import flaw_of_content
 from hub.replicas.events import (
     AbortEnded,
     Answered,
@@ -37,6 +38,7 @@ from hub.request.events import StageMessage
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import WireError
+from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.wire.session import (
     CreditsGranted,
@@ -83,6 +85,7 @@ class StageClient:
         #: Why its host's name can't be resolved, as the last event said.
         self._unresolved: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
+        self._log_once = LogOnce(self._loop.time)
         self._diagnostics = ConnectDiagnostics(config.unmet_after_s, self._loop.time())
         self._keep_ticking()
 
@@ -275,13 +278,17 @@ class StageClient:
             self._dispatches.resolve_dispatch((message.request_id, message.attempt))
             if forged := flaw_of_references(self.info, message):
                 self._on_event(FrameDropped(self, "reference"))
-                message = self._refuse_references(message, forged)
+                message = self._refuse(message, "reference", forged)
+            elif unknown := flaw_of_content(message, len(attachments)):
+                self._on_event(FrameDropped(self, "content"))
+                message, attachments = self._refuse(message, "content", unknown), ()
             self._on_event(Answered(self, message, attachments, received_at_s))
 
-    def _refuse_references(self, message: StageMessage, flaw: str) -> wire.StageFailed:
-        """The failure in place of a message whose hand-offs must not be passed on."""
+    def _refuse(self, message: StageMessage, what: str, flaw: str) -> wire.StageFailed:
+        """The failure in place of a message whose hand-offs, or content, must not be passed on."""
         info = self.info
-        logger.warning("replica.reference_refused replica=%s: %s", info.name, flaw)
+        if self._log_once.should(what, 60.0):
+            logger.warning("replica.%s_refused replica=%s: %s", what, info.name, flaw)
         if not isinstance(message, wire.StageDone):
             # The replica works on; its acknowledgement is awaited by nobody.
             self._send("input", wire.Abort(epoch=info.epoch, request_id=message.request_id, attempt=message.attempt))

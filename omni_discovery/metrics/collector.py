@@ -110,6 +110,12 @@ REPLICA_FAMILIES: Final[tuple[Family[ReplicaSample], ...]] = (
         _one(lambda sample: sample.credits_lent),
     ),
     Family(
+        "omni_replica_hub_credits",
+        "Slots that are lent to one hub as credits which it has not spent.",
+        _by_name(lambda sample: sample.credits_by_hub),
+        ("hub",),
+    ),
+    Family(
         "omni_replica_lease_seconds",
         "How long the replica's lease lasts if it is not renewed; 0 while it has none.",
         _one(lambda sample: sample.lease_left_s),

@@ -39,6 +39,8 @@ class ReplicaSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     #: Slots that run a request, and slots that are lent to hubs as credits which they have not spent.
     credits_used: int = 0
     credits_lent: int = 0
+    #: The hubs that hold these credits, by id.
+    credits_by_hub: dict[str, int] = {}
     #: Hubs that the registry lists; None while that is not known.
     hubs: int | None = None
     #: How long the lease lasts if it is not renewed; 0 without a lease.

@@ -351,6 +351,7 @@ class Replica:
             slots=self._engine.capacity,
             credits_used=used,
             credits_lent=lent,
+            credits_by_hub=server.credits_by_hub,
             hubs=self._hub_count,
             lease_left_s=round(client.lease_left_s, 3),
             engine_steps=meter.steps,

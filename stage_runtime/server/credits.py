@@ -3,16 +3,26 @@
 A slot is running a request, lent to a hub as an unspent credit, or free. Events are recorded as they come;
 ``lend_and_recall`` then decides about all slots at once, once in each turn of the ZMQ thread, and returns the credits
 to grant and to recall. Hubs are named by the routing ids of their connections. Pure.
+
+What a hub says of its waiting requests is believed only as far as its deeds bear it out: one that waits spends its
+credits at once. A hub that waits and lets credits lie is **doubted**, with all its connections and sessions: its
+credits are recalled for others, and it gets one at a time, after all others that wait, until it has spent what it held.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 #: A hub that has not answered a recall for so long loses the recalled credits.
 RECALL_TIMEOUT_S: Final = 0.5
+#: A hub that waits, and has not spent in so long what it held, is doubted.
+IDLE_TIMEOUT_S: Final = 1.0
+#: A request may have waited so long for other replicas before its hub asked this one; no hub's word counts for more.
+HEAD_START_S: Final = 5.0
+_MOST_DOUBTED: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +43,34 @@ class RecallCredits:
     credits: int
 
 
-CreditAction = GrantCredits | RecallCredits
+@dataclass(frozen=True, slots=True)
+class DoubtHub:
+    """A hub says that it waits, and has let so many credits lie; tell the operator."""
+
+    peer: str
+    credits: int
+
+
+CreditAction = GrantCredits | RecallCredits | DoubtHub
 
 
 @dataclass(slots=True)
 class _Account:
     session: int
+    hub_id: str = ""
+    #: When its session began, or it last gave or lost credits unspent: no request of it counts as waiting for longer.
+    queued_from_s: float = -inf
     unspent: int = 0
     #: How many requests wait in the hub for a credit of this replica, and since when the oldest of them waits.
     waiting: int = 0
     waiting_since_s: float = 0.0
+    #: Since when the hub asks for credits, without a pause of IDLE_TIMEOUT_S, and when it asked last.
+    asking_since_s: float = -inf
+    asked_at_s: float = -inf
+    #: How many credits it has spent or lost, and how many that must be by ``gone_by_s`` if it spends what it holds.
+    gone: int = 0
+    gone_due: int = 0
+    gone_by_s: float = 0.0
     #: Credits that were lent for waiting requests and are about to be spent; counted so until ``pledged_until_s``.
     pledged: int = 0
     pledged_until_s: float = 0.0
@@ -68,6 +96,10 @@ class CreditBook:
         self._ended: defaultdict[str, int] = defaultdict(int)
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
+        #: Hubs, by id, that said that they wait, and spent nothing.
+        self._doubted: set[str] = set()
+        #: The last moment that a caller has named.
+        self._now_s = -inf
         #: Whether nothing has changed since the last settling.
         self._is_settled = True
 
@@ -97,9 +129,9 @@ class CreditBook:
         account = self._accounts.get(peer)
         return 0 if account is None else account.unspent
 
-    def holders(self) -> list[str]:
-        """The hubs that hold unspent credits."""
-        return [peer for peer, account in self._accounts.items() if account.unspent]
+    def held(self) -> dict[str, int]:
+        """The unspent credits of each hub's connection that holds any. May be called from any thread."""
+        return {peer: account.unspent for peer, account in self._accounts.copy().items() if account.unspent}
 
     def set_capacity(self, capacity: int) -> None:
         """Set how many slots there are; 0 while the replica takes no work."""
@@ -113,7 +145,7 @@ class CreditBook:
         if account is not None and account.session == session:
             return
         self.close_account(peer)
-        self._accounts[peer] = _Account(session)
+        self._accounts[peer] = _Account(session, peer.partition("/")[0], self._now_s)
         self._is_settled = False
 
     def close_account(self, peer: str) -> None:
@@ -131,13 +163,34 @@ class CreditBook:
         account = self._accounts.get(peer)
         if account is None or account.session != session:
             return False
-        account.waiting, account.waiting_since_s = waiting, now_s - oldest_wait_s
+        self._is_settled = False
+        if waiting:
+            self._note_asking(account, now_s)
+        if account.hub_id in self._doubted:
+            waiting = 0 if self._holds_any(account.hub_id) else min(waiting, 1)
+        account.waiting = waiting
+        # New sessions, and credits that come back unspent, are no way to the head of the queue.
+        earliest_s = max(account.asking_since_s - HEAD_START_S, account.queued_from_s)
+        account.waiting_since_s = max(now_s - oldest_wait_s, earliest_s)
         if waiting:
             self._wanting.add(peer)
         else:
             self._wanting.discard(peer)
-        self._is_settled = False
         return True
+
+    def _holds_any(self, hub_id: str) -> bool:
+        return any(account.unspent for account in self._accounts.values() if account.hub_id == hub_id)
+
+    def _note_asking(self, account: _Account, now_s: float) -> None:
+        # A hub that says "none" for a moment goes on asking: else it could put off its time for ever.
+        if not account.waiting and now_s - account.asked_at_s > IDLE_TIMEOUT_S:
+            account.asking_since_s = now_s
+            self._expect_spent(account, now_s)
+        account.asked_at_s = now_s
+
+    @staticmethod
+    def _expect_spent(account: _Account, now_s: float) -> None:
+        account.gone_due, account.gone_by_s = account.gone + account.unspent, now_s + IDLE_TIMEOUT_S
 
     def take_back(self, peer: str, session: int, credits_: int) -> bool:
         """A hub has answered a recall. Return False for another session than its present one."""
@@ -170,6 +223,9 @@ class CreditBook:
         if account is None or not account.unspent:
             return False
         account.unspent -= 1
+        account.gone += 1
+        if account.gone >= account.gone_due:
+            self._doubted.discard(account.hub_id)
         account.pledged -= account.pledged > 0
         self._unspent -= 1
         self._is_settled = False
@@ -186,8 +242,10 @@ class CreditBook:
 
     def lend_and_recall(self, now_s: float) -> list[CreditAction]:
         """Lend free slots, recall credits that other hubs wait for, take back credits whose recall was not answered."""
+        self._now_s = now_s
         if self._recalling:
             self._forfeit(now_s)
+        doubts = self._doubt_idle(now_s) if self._wanting else []
         if self._is_settled:
             return []
         self._is_settled = True
@@ -198,7 +256,8 @@ class CreditBook:
             self._lend_evenly(lent)
         self._ended.clear()
         actions: list[CreditAction] = [
-            GrantCredits(peer, self._accounts[peer].session, credits_) for peer, credits_ in lent.items()
+            *doubts,
+            *(GrantCredits(peer, self._accounts[peer].session, credits_) for peer, credits_ in lent.items()),
         ]
         if self._wanting or self.free < 0:
             actions += self._recall_idle(now_s)
@@ -213,29 +272,68 @@ class CreditBook:
         self._unspent += credits_
         lent[peer] += credits_
 
+    def _doubt_idle(self, now_s: float) -> list[DoubtHub]:
+        """Doubt the hubs that wait, and still hold what they held IDLE_TIMEOUT_S ago; return those not doubted yet."""
+        doubts = []
+        for peer in sorted(self._wanting):
+            account = self._accounts[peer]
+            if peer not in self._wanting:
+                continue
+            if account.gone >= account.gone_due:
+                self._expect_spent(account, now_s)
+            elif now_s >= account.gone_by_s:
+                if account.hub_id not in self._doubted:
+                    doubts.append(DoubtHub(peer, account.unspent))
+                    if len(self._doubted) >= _MOST_DOUBTED:
+                        self._doubted.pop()
+                    self._doubted.add(account.hub_id)
+                account.pledged = 0
+                self._drop_demand(account.hub_id)
+        return doubts
+
+    def _drop_demand(self, hub_id: str) -> None:
+        for peer in [each for each in self._wanting if self._accounts[each].hub_id == hub_id]:
+            self._accounts[peer].waiting = 0
+            self._wanting.discard(peer)
+            self._is_settled = False
+
     def _lend_to_waiting(self, lent: defaultdict[str, int], now_s: float) -> None:
         while self._wanting and self.free > 0:
-            peer = min(self._wanting, key=lambda each: (self._accounts[each].waiting_since_s, each))
+            peer = min(self._wanting, key=self._turn)
             account = self._accounts[peer]
             self._lend(lent, peer, 1)
-            # Only the oldest wait is known: the others are assumed to be spread evenly behind it.
-            account.waiting_since_s += max(0.0, now_s - account.waiting_since_s) / account.waiting
+            # Only the oldest wait is known: the others are assumed to be spread evenly behind it. A hub that says that
+            # more wait than there are slots is not the oldest for ever.
+            account.waiting_since_s += max(0.0, now_s - account.waiting_since_s) / self._wanted(account)
             account.waiting -= 1
             account.pledged, account.pledged_until_s = account.pledged + 1, now_s + self._recall_timeout_s
             if not account.waiting:
                 self._wanting.discard(peer)
+            if account.hub_id in self._doubted:
+                self._drop_demand(account.hub_id)
+
+    def _turn(self, peer: str) -> tuple[bool, float, str]:
+        account = self._accounts[peer]
+        return account.hub_id in self._doubted, account.waiting_since_s, peer
+
+    def _is_lent_unasked(self, account: _Account) -> bool:
+        return not account.unanswered and account.hub_id not in self._doubted
 
     def _lend_back(self, lent: defaultdict[str, int]) -> None:
         for peer, ended in self._ended.items():
             account = self._accounts.get(peer)
-            if account is not None and not account.unanswered and self.free > 0:
+            if account is not None and self._is_lent_unasked(account) and self.free > 0:
                 self._lend(lent, peer, min(ended, self.free))
 
     def _lend_evenly(self, lent: defaultdict[str, int]) -> None:
         # To the hub that holds the least, so that a new hub gets its share and all hubs hold about the same.
-        answering = [peer for peer, account in self._accounts.items() if not account.unanswered]
+        answering = [peer for peer, account in self._accounts.items() if self._is_lent_unasked(account)]
         while answering and self.free > 0:
             self._lend(lent, min(answering, key=lambda peer: (self._held(peer), peer)), 1)
+
+    def _wanted(self, account: _Account) -> int:
+        """How many credits a hub asks for, of those that there can be."""
+        return min(account.waiting, max(self._capacity, 1))
 
     def _held(self, peer: str) -> int:
         return self._accounts[peer].unspent + self._running_of.get(peer, 0)
@@ -249,7 +347,7 @@ class CreditBook:
             needed = -self.free - asked
             idle = {peer: account.unspent for peer, account in self._accounts.items()}
         else:
-            needed = sum(self._accounts[peer].waiting for peer in self._wanting) - self.free - asked
+            needed = sum(self._wanted(self._accounts[peer]) for peer in self._wanting) - self.free - asked
             idle = {peer: self._idle(account, now_s) for peer, account in self._accounts.items()}
         idle = {peer: count for peer, count in idle.items() if count > 0 and not self._accounts[peer].recalled}
         taken: defaultdict[str, int] = defaultdict(int)
@@ -289,5 +387,9 @@ class CreditBook:
             self._is_settled = False
 
     def _set_unspent(self, account: _Account, unspent: int) -> None:
+        if unspent < account.unspent:
+            account.gone += account.unspent - unspent
+            account.queued_from_s = self._now_s
+            account.waiting_since_s = max(account.waiting_since_s, self._now_s)
         self._unspent += unspent - account.unspent
         account.unspent = unspent

@@ -28,7 +28,7 @@ from omni_discovery.wire.session import (
     same_security,
 )
 from stage_runtime.lifecycle import LifeState
-from stage_runtime.server.credits import CreditBook, GrantCredits
+from stage_runtime.server.credits import CreditBook, DoubtHub, GrantCredits
 from stage_runtime.server.ledger import Ledger
 from stage_runtime.server.outbox import Outbox
 
@@ -106,6 +106,9 @@ class Handshake:
         is_ready = self._state.life_state() is LifeState.READY
         self.credits.set_capacity(self._state.capacity() if is_ready else 0)
         for action in self.credits.lend_and_recall(now_s):
+            if isinstance(action, DoubtHub):
+                self._warn_of_hoarder(action)
+                continue
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             message = kind(
                 epoch=self._protocol.epoch,
@@ -116,6 +119,16 @@ class Handshake:
             if not self._outboxes["output"].push_message(action.peer, wire.encode(message)):
                 # It reads too slowly to be lent anything; its next session begins without credits.
                 self.give_up(Peer(action.peer, action.peer.partition("/")[0]))
+
+    def _warn_of_hoarder(self, doubt: DoubtHub) -> None:
+        self._counters["hoarded_credits"] += 1
+        hub_id = doubt.peer.partition("/")[0]
+        if self._log_once.should(f"server.hoarded_credits {hub_id}"):
+            text = (
+                "server.hoarded_credits hub=%s credits=%d: it says that requests wait, and spends nothing; "
+                "other hubs get the slots. If its omni_replica_hub_credits stay: omni hub revoke %s"
+            )
+            logger.warning(text, hub_id, doubt.credits, hub_id)
 
     def _carry_out(self, actions: Sequence[ReplicaAction]) -> None:
         for action in actions:

@@ -136,6 +136,14 @@ class ReplicaServer:
         return book.used, book.unspent
 
     @property
+    def credits_by_hub(self) -> dict[str, int]:
+        """How many slots are lent to each hub that has not spent them, by hub id."""
+        by_hub: Counter[str] = Counter()
+        for name, unspent in self._sessions.handshake.credits.held().items():
+            by_hub[name.partition("/")[0]] += unspent
+        return dict(by_hub)
+
+    @property
     def life_state(self) -> LifeState:
         """The replica's stage as hubs see it: ASLEEP if it is ready and was put to sleep."""
         return self._sessions.calls.life_state()

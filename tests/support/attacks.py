@@ -127,6 +127,9 @@ ATTACKS: Final = (
     Attack("G6", "requests for a WebSocket that are none", "answered and closed"),
     Attack("H1", "settings of uv in a folder above the checkout", "not read by any set-up"),
     Attack("H2", "copies of replicas' records under free ids", "the epoch counts that the process itself names"),
+    Attack(
+        "H3", "a hub asks for all slots without end, and sends no request", "others get them; the log names the hub"
+    ),
     Attack("H4", "a copy of a hub's record under another id, with its public key", "that hub is served, drains end"),
     Attack("H7", "thousands of records of nobody when a replica starts anew", "it is connected to before them"),
     Attack(
@@ -134,6 +137,7 @@ ATTACKS: Final = (
         "another user makes thousands of folders that look like left ones",
         "not opened; the search ends after 3 s",
     ),
+    Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
 )
 
 #: Rows without a test, and why.

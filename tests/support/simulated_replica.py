@@ -16,7 +16,7 @@ from hub.request.retry import ENGINE_DIED
 from omni_discovery import wire
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.wire import FailureKind
-from stage_runtime.server.credits import CreditBook, GrantCredits
+from stage_runtime.server.credits import CreditBook, DoubtHub, GrantCredits
 
 #: How many pieces may be on their way.
 WINDOW = 2
@@ -393,6 +393,7 @@ class Life:
         if not (self.gated and self.connected):
             return
         for action in self.book.lend_and_recall(self.clock.now_s):
+            assert not isinstance(action, DoubtHub), "its hub spends what it is lent"
             kind = wire.Grant if isinstance(action, GrantCredits) else wire.Recall
             head = {"epoch": self.epoch, "session": action.session, "queue_length": len(self.jobs)}
             self._send("output", kind(credits=action.credits, **head))

@@ -12,6 +12,7 @@ import pytest
 
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
+from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.table import Delta, View
@@ -26,16 +27,19 @@ NAMES = ("hub-1", "hub-2", "hub-3")
 
 @asynccontextmanager
 async def sharing(
-    replicas: Sequence[LocalReplica], count: int, labels: Mapping[str, str] | None = None
+    replicas: Sequence[LocalReplica],
+    count: int,
+    labels: Mapping[str, str] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> AsyncIterator[list[AsyncOmni]]:
-    """So many hubs that all see these replicas, whose doors are open to them."""
+    """So many hubs that all see these replicas, whose doors are open to them, and to ``others``: key by hub id."""
     pairs = {name: KeyPair.generate() for name in NAMES[:count]}
     hubs = {name: HubRecord(hub_id=name, curve_public_key=pair.public) for name, pair in pairs.items()}
     view = View(replicas={(0, each.info.replica_id): each.info for each in replicas}, hubs=hubs, revision=5)
     async with AsyncExitStack() as stack:
         omnis: list[AsyncOmni] = []
         for each in replicas:
-            each.server.set_allowed_hubs({name: pair.public for name, pair in pairs.items()})
+            each.server.set_allowed_hubs({name: pair.public for name, pair in pairs.items()} | dict(others or {}))
             stack.enter_context(each)
         for name, pair in pairs.items():
             omni = AsyncOmni(deploy_of(ONE_STAGE), name, pair, CONFIG, labels=labels)
@@ -178,3 +182,40 @@ async def test_an_abort_is_done_when_the_engine_is_idle() -> None:
         await until(lambda: replica.server.queue_length == 0 and not replica.engine.has_unfinished(), soon_s(1.0))
         assert (await running)[-1].finish_reason == "abort"
         assert await ask(omni, "next") == "next"
+
+
+@pytest.mark.attack("H3")
+async def test_a_hub_that_asks_for_everything_and_runs_nothing_shuts_nobody_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. a hub with a session says all the time that endless requests wait, for ever, until it has both slots
+    2. another hub's requests are answered all the same
+    3. the replica tells which hub holds what, and says once which hub it is and what to do
+    """
+    replica, keys = LocalReplica(capacity=2), KeyPair.generate()
+    async with sharing([replica], 1, others={"greedy": keys.public}) as (omni,):
+        greedy = replica.raw_hub("greedy", keys)
+        for socket in (greedy.input, greedy.output):
+            socket.send(wire.encode(wire.Hello(hub_id="greedy", epoch=greedy.epoch, session=1)))
+
+        async def demand() -> None:
+            want = wire.WantCredits(epoch=greedy.epoch, session=1, waiting=(1 << 53) - 1, oldest_wait_s=1e9)
+            while True:
+                greedy.send(want)
+                await asyncio.sleep(0.02)
+
+        demanding = asyncio.create_task(demand())
+        try:
+            await until(lambda: replica.server.credits_by_hub == {"greedy": 2})
+            async with asyncio.timeout(30.0):
+                for number in range(3):
+                    assert await ask(omni, f"mine{number}") == f"mine{number}"
+        finally:
+            demanding.cancel()
+            await asyncio.gather(demanding, return_exceptions=True)
+            greedy.close()
+    assert replica.server.counters["hoarded_credits"] >= 1
+    said = [line for line in caplog.messages if line.startswith("server.hoarded_credits ")]
+    assert len(said) == 1
+    assert "hub=greedy credits=2" in said[0]
+    assert said[0].endswith("omni hub revoke greedy")

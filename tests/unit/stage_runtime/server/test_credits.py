@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stage_runtime.server.credits import CreditBook, GrantCredits, RecallCredits
+from stage_runtime.server.credits import CreditBook, DoubtHub, GrantCredits, RecallCredits
+
+#: The most that the wire lets a hub say.
+ENDLESS = (1 << 53) - 1
 
 
 def book(capacity: int, *peers: str) -> CreditBook:
@@ -196,8 +200,10 @@ class AnyOrder(RuleBasedStateMachine):
         before = len(self.on_credit) + self.book.unspent
         granted = 0
         for action in self.book.lend_and_recall(self.now_s):
-            assert action.session == self.sessions[action.peer]
             assert action.credits > 0
+            if isinstance(action, DoubtHub):
+                continue
+            assert action.session == self.sessions[action.peer]
             if isinstance(action, GrantCredits):
                 granted += action.credits
         if granted:
@@ -298,3 +304,110 @@ def test_who_wants_gets_all_that_others_let_lie_in_bounded_steps(scene: tuple[in
         now_s += 0.6
     assert began <= capacity
     assert got >= min(wanted, idle)
+
+
+def hoard(one: CreditBook, peer: str, waiting: int, now_s: float) -> None:
+    """A hub that wants everything, has waited for ever, spends nothing and answers no recall says so once more."""
+    one.record_demand(peer, 1, waiting, 1e9, now_s)
+    one.lend_and_recall(now_s)
+
+
+@pytest.mark.attack("H3")
+@pytest.mark.parametrize("words", [(ENDLESS,), (ENDLESS, 0), (0, ENDLESS, ENDLESS), (4,), (1,)])
+def test_a_hub_that_wants_everything_and_spends_nothing_keeps_one_slot_at_most(words: tuple[int, ...]) -> None:
+    """1. x says all the time, or on and off, that more wait than there can be, for ever; b has one request after the
+    other; 2. from the third second on, b never finds fewer than three of the four slots
+    """
+    one, now_s, waits = book(4, "x", "b"), 0.0, []
+    for turn in range(400):
+        now_s += 0.05
+        hoard(one, "x", words[turn % len(words)], now_s)
+        one.record_demand("b", 1, 3 - min(3, one.unspent_of("b")), 0.0, now_s)
+        one.lend_and_recall(now_s)
+        if now_s > 3.0:
+            waits.append(one.unspent_of("x"))
+            while one.unspent_of("b"):
+                one.begin_request("b", credit=True)
+            for _ in range(one.used):
+                one.end_request("b")
+    assert max(waits) <= 1, waits
+
+
+@pytest.mark.attack("H3")
+@pytest.mark.parametrize("renews", [False, True])
+def test_many_connections_and_new_sessions_of_one_hub_are_that_one_hub(renews: bool) -> None:
+    """1. x asks over 20 connections, gives all back all the time, and may begin new sessions
+    2. b, who waits with one request at a time, has a slot within three seconds, each time
+    """
+    peers = [f"x/{number}" for number in range(20)]
+    one, now_s, session, waits = book(4, *peers, "b/1"), 0.0, 1, []
+    asked_s = now_s
+    for turn in range(1, 600):
+        now_s += 0.05
+        session += renews and turn % 15 == 0
+        for peer in peers:
+            one.open_account(peer, session)
+            one.take_back(peer, session, one.unspent_of(peer))
+            one.record_demand(peer, session, ENDLESS, 1e9, now_s)
+        if not one.unspent_of("b/1"):
+            one.record_demand("b/1", 1, 1, now_s - asked_s, now_s)
+        one.lend_and_recall(now_s)
+        if one.unspent_of("b/1"):
+            waits.append(now_s - asked_s)
+            one.begin_request("b/1", credit=True)
+            one.end_request("b/1")
+            asked_s = now_s
+    assert max([*waits, now_s - asked_s]) < 3.0, waits
+    assert len(waits) > 10
+
+
+@pytest.mark.attack("H3")
+def test_the_only_slot_goes_to_the_hub_that_spends() -> None:
+    """1. x has the only slot, wants more and spends nothing; 2. b waits: within two seconds the slot is its"""
+    one, now_s = book(1, "x", "b"), 0.0
+    for _ in range(5):
+        asked_s = now_s
+        while not one.unspent_of("b"):
+            now_s += 0.05
+            assert now_s - asked_s < 2.0
+            hoard(one, "x", ENDLESS, now_s)
+            one.record_demand("b", 1, 1, now_s - asked_s, now_s)
+            one.lend_and_recall(now_s)
+        one.begin_request("b", credit=True)
+        one.end_request("b")
+        hoard(one, "x", ENDLESS, now_s)
+
+
+def test_the_operator_hears_once_of_a_hub_that_hoards_and_a_spent_credit_clears_it() -> None:
+    """1. a wants, and spends nothing for a second; 2. it spends all that it held: it is lent to as any other"""
+    one = book(4, "a")
+    one.record_demand("a", 1, 2, 0.0, 1.0)
+    assert one.lend_and_recall(1.0) == []
+    assert one.lend_and_recall(1.9) == []
+    assert one.lend_and_recall(2.0) == [DoubtHub("a", 4)]
+    one.record_demand("a", 1, 2, 0.0, 2.1)
+    assert one.lend_and_recall(3.5) == []
+    assert one.held() == {"a": 4}
+    for _ in range(4):
+        assert one.begin_request("a", credit=True)
+    assert one.held() == {}
+    for _ in range(4):
+        one.end_request("a")
+    assert one.lend_and_recall(3.6) == [GrantCredits("a", 1, 4)]
+
+
+def test_a_hub_under_load_that_spends_what_it_gets_is_never_doubted() -> None:
+    """Its requests wait for a minute, and it holds fresh credits at every moment."""
+    busy, now_s, seen = book(4, "a", "b"), 0.0, []
+    for _ in range(300):
+        now_s += 0.2
+        for peer in "ab":
+            busy.record_demand(peer, 1, 50, 30.0, now_s)
+        seen += busy.lend_and_recall(now_s)
+        for peer in "ab":
+            for _ in range(busy.unspent_of(peer)):
+                busy.begin_request(peer, credit=True)
+                busy.end_request(peer)
+        seen += busy.lend_and_recall(now_s)
+    assert not [action for action in seen if isinstance(action, DoubtHub)]
+    assert sum(isinstance(action, GrantCredits) for action in seen) > 100
