@@ -18,6 +18,7 @@ from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.media.items import BESIDE, has_items
 from stage_runtime.engines.prompts import read_prompt
 from stage_runtime.engines.sampling import checked, token_sampling
+from stage_runtime.engines.vllm.core_request import build_engine_core_request_from_tokens
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
 from stage_runtime.engines.vllm_omni.handoff import Source
 from stage_runtime.engines.vllm_omni.load import LoadedStage
@@ -176,13 +177,21 @@ def first_request(name: str, prompt: Mapping[str, Any], params: Any, loaded: Loa
 
 def later_request(name: str, source: Source, params: Any, loaded: LoadedStage, *, in_pieces: bool) -> Any:
     """The core's request of a later stage; its payload comes by the connector. Raise InvalidRequestError."""
-    from vllm_omni.engine.orchestrator import build_engine_core_request_from_tokens
+    from vllm_omni.engine import OmniEngineCoreRequest
+    from vllm_omni.engine.async_engine_utils import upgrade_to_omni_request
 
     prompt = _placeholders(source, loaded) if in_pieces else _from_whole(name, source, loaded)
-    check_length(len(prompt["prompt_token_ids"]), loaded)
-    return build_engine_core_request_from_tokens(
-        request_id=name, prompt=prompt, params=params, model_config=loaded.vllm_config.model_config
-    )
+    places = len(prompt["prompt_token_ids"])
+    check_length(places, loaded)
+    own = params.clone()
+    room = int(loaded.vllm_config.model_config.max_model_len) - places
+    own.max_tokens = room if own.max_tokens is None else own.max_tokens
+    # A request that may not end before its context does would stand still there.
+    own.min_tokens = min(own.min_tokens, room)
+    # Without the model's config: these are places, or codes, and none of them is a token of its vocabulary.
+    made = build_engine_core_request_from_tokens(name, {"prompt_token_ids": prompt["prompt_token_ids"]}, own)
+    upgraded = upgrade_to_omni_request(made, prompt)
+    return upgraded if upgraded is not made else OmniEngineCoreRequest.from_request(made)
 
 
 def _from_whole(name: str, source: Source, loaded: LoadedStage) -> dict[str, Any]:
