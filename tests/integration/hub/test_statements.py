@@ -250,7 +250,7 @@ async def test_an_output_that_makes_no_sense_fails_its_own_request_only(garbage:
         if submit.inputs["prompt"] != "mumble":
             return echo(replica, submit)
         replica.accept(submit)
-        replica.chunk(submit, 0, text="one", modality="image", attachments=[b"x"])
+        replica.chunk(submit, 0, text="one", modality="image", mime="image/png", attachments=[b"x"])
         replica._output.send([replica._hub, garbage])
         replica.chunk(submit, 2, text="three")
         return None
