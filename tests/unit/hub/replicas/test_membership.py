@@ -94,7 +94,13 @@ class Scene:
             [(entry.info, entry.registered, entry.held, entry.pickable) for entry in pool.core.members.entries.values()]
             for pool in self.pools.values()
         ]
-        return (self.told, pools, self.membership.members(self.pools.keys()), self.membership.next_review_s)
+        return (self.told, pools, self.membership.members(self.pools.keys()))
+
+    @property
+    def next_review_s(self) -> float:
+        """When time alone makes a review due; infinite if it does not."""
+        due_s = self.membership.next_review_s
+        return float("inf") if due_s is None else due_s
 
 
 def delta_of(before: View, after: View) -> Delta:
@@ -161,6 +167,8 @@ def test_the_short_way_through_a_view_leads_where_the_long_one_does(steps: list[
         scenes[1].membership.apply(view, Delta())
         last = view
         assert scenes[0].seen() == scenes[1].seen()
+        # A turn that nobody needs any more ends with the next view, or with its time: one review too many.
+        assert scenes[0].next_review_s <= scenes[1].next_review_s
 
 
 def test_one_new_load_among_a_thousand_takes_a_short_way() -> None:
