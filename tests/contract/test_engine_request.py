@@ -65,6 +65,10 @@ def llm() -> Iterator[LLMEngine]:
         engine = load(enable_prompt_embeds=True)
         yield engine
         engine.engine_core.shutdown()
+    # vLLM has added a token for embeddings to the tokenizer that all engines of this process share.
+    from vllm.tokenizers import cached_get_tokenizer
+
+    cached_get_tokenizer.cache_clear()
 
 
 @pytest.fixture(scope="module")

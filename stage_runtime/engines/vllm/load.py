@@ -64,7 +64,9 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
     quiet = {"disable_log_stats": not given.get("otlp_traces_endpoint"), "use_tqdm_on_load": False}
     ours = {"model": stage.model, **{name: value for name, value in quiet.items() if name in known}}
     forms = given.get("structured_outputs_config")
-    if "structured_outputs_config" in known and isinstance(forms, Mapping | None):
+    # A stage that takes embeddings has one more token than its model, and llguidance refuses that.
+    is_ours = "structured_outputs_config" in known and not given.get("enable_prompt_embeds")
+    if is_ours and isinstance(forms, Mapping | None):
         given = {**given, "structured_outputs_config": {"backend": _FORMS_BY, **(forms or {})}}
     try:
         return kind(**{**ours, **given})
