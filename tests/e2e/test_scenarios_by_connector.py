@@ -133,7 +133,7 @@ def test_stages_hand_over_by_the_connector_that_one_line_names(
 ) -> None:
     """1. pictures are asked for, all at once, of the stage behind the edge
     2. the answers are right, and between hosts the hand-offs were on the wire
-    3. the replicas, stopped, say that this connector stored and fetched each of them once, and that nothing failed
+    3. the replicas, stopped, say that this connector stored each of them and fetched it once, and that nothing failed
     """
     on_their_way[case].result(400)
 
@@ -180,7 +180,9 @@ def assert_carried(choice: Choice, running: Running, number: int) -> None:
             counts.update({"replicas": 1})
             counts.update({name: int(count) for name, _, count in (each.partition("=") for each in said.split())})
     assert counts["replicas"] == sum(COUNTS[running.scenario].values())
-    assert (counts["puts"], counts["gets"], counts[choice.way], counts["failures"]) == (number, number, number, 0)
+    assert (counts["gets"], counts[choice.way], counts["failures"]) == (number, number, 0)
+    # A dispatch that a busy machine accepts late is run a second time, elsewhere; nobody fetches what it stored first.
+    assert number <= counts["puts"] <= 2 * number
     # Nothing of it travelled inside the metadata.
     assert counts["segments_made"] > 0
     logger.info("%s over %s: %s", running.scenario, choice.connector, dict(counts))
