@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,10 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack(
+        "K1", "hand-offs that come late or never, dozens in one message", "others are served; their replica is ejected"
+    ),
+    Attack("K2", "a hand-off of millions of tiny lists", "refused before it is decoded"),
 )
 
 #: Rows without a test, and why.
