@@ -331,7 +331,7 @@ class RequestMachine:
             return self._gap(run, message.seq, now_s)
         if message.seq == 0 and not run.seen:
             self.state.note(run, "first_output", now_s - run.began_at_s)
-        run.next_seq += 1
+        run.next_seq, run.output_at_s = run.next_seq + 1, now_s
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
         if run.replay is not None:
@@ -426,6 +426,7 @@ class RequestMachine:
             return [ev.Drop("duplicate")]
         if message.number > run.next_piece:
             return self._gap(run, message.number, now_s)
+        run.output_at_s = now_s
         actions: list[Action] = []
         for consumer in add_pieces(self.state, run, message):
             actions += self._dispatch_if_ready(consumer, now_s)
