@@ -364,6 +364,11 @@ class StageRun:
         )
 
     @property
+    def is_continued(self) -> bool:
+        """Whether this attempt has to continue what the client has seen, which it is sent."""
+        return not self.deterministic and self.seen.kind is Shown.TOKENS
+
+    @property
     def has_output(self) -> bool:
         """Whether any output of this attempt came."""
         return self.next_seq > 0 or self.next_piece > 0

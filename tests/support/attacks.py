@@ -140,6 +140,7 @@ ATTACKS: Final = (
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
 )
 
 #: Rows without a test, and why.
