@@ -141,6 +141,7 @@ ATTACKS: Final = (
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
+    Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
 )
 
 #: Rows without a test, and why.
