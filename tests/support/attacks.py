@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,10 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack(
+        "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
+    ),
+    Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
 )
 
 #: Rows without a test, and why.
