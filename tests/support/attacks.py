@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +142,7 @@ ATTACKS: Final = (
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
+    Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
 #: Rows without a test, and why.
