@@ -73,6 +73,13 @@ class Pause(msgspec.Struct, frozen=True):
     paused: bool
 
 
+class HoldBack(msgspec.Struct, frozen=True):
+    """The hub is behind with the outputs of all its requests: make no more of this one; ``held`` False: go on."""
+
+    key: str
+    held: bool
+
+
 class NextSegment(msgspec.Struct, frozen=True):
     """Go on with a request that waits for its next segment; with ``is_last`` there is none: end it.
 
@@ -136,6 +143,7 @@ Job = (
     | PieceArrived
     | WindowUpdate
     | Pause
+    | HoldBack
     | Cancel
     | ReleasePayload
     | ReleaseHub
