@@ -186,10 +186,8 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case PieceArrived() | WindowUpdate():
+            case PieceArrived() | WindowUpdate() | Fetched():
                 return self._of_pieces(self._update_flow(job))
-            case Fetched():
-                return self._of_pieces(self._fetches.finish(job))
             case Pause() | HoldBack():
                 return self._of_pieces(self._set_behind(job))
             case Call():
@@ -202,7 +200,9 @@ class EngineLoop:
                 pass
         return ()
 
-    def _update_flow(self, job: PieceArrived | WindowUpdate) -> Sequence[Outcome]:
+    def _update_flow(self, job: PieceArrived | WindowUpdate | Fetched) -> Sequence[Outcome]:
+        if isinstance(job, Fetched):
+            return self._fetches.finish(job)
         return self._pieces.accept_piece(job) if isinstance(job, PieceArrived) else self._pieces.update_window(job)
 
     def _set_behind(self, job: Pause | HoldBack) -> Sequence[Outcome]:
