@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "J")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,15 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack(
+        "J1", "realtime events that are none, or too large, without end", "an error each, or 1009; others are served"
+    ),
+    Attack(
+        "J2", "realtime sessions send sound that they never commit, or read nothing", "bounded, each and all together"
+    ),
+    Attack(
+        "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
+    ),
 )
 
 #: Rows without a test, and why.
