@@ -259,11 +259,21 @@ class _Reshaper:
             yield bytes(frame.planes[0])[: frame.samples * len(frame.layout.channels) * 2]
 
 
-def speech_file(samples: bytes) -> bytes:
-    """Speech, samples as PCM16 has them, as a small file of Opus: ten minutes are about 2 MB."""
-    encoder = _Coded(_SPEECH, PCM16)
-    pieces = [encoder.add(samples[start : start + SLICE_BYTES]) for start in range(0, len(samples), SLICE_BYTES)]
-    return b"".join([*pieces, encoder.finish()])
+class SpeechFile:
+    """Speech as a small file of Opus: ten minutes are about 2 MB. Its samples are those of PCM16."""
+
+    def __init__(self) -> None:
+        self._encoder: _Coded | None = None
+
+    def add(self, samples: bytes) -> bytes:
+        """Take at most SLICE_BYTES and return what is ready."""
+        if self._encoder is None:
+            self._encoder = _Coded(_SPEECH, PCM16)
+        return self._encoder.add(samples)
+
+    def finish(self) -> bytes:
+        """End the file and return what is left of it."""
+        return b"" if self._encoder is None else self._encoder.finish()
 
 
 def check_sound(name: str, field: str, speed: float = 1.0, *, names: Sequence[str] = tuple(FORMATS)) -> None:

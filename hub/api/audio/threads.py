@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hub.api.audio.encoder import SoundFile
+from hub.api.audio.encoder import SLICE_BYTES, SoundFile, SpeechFile
 from hub.media import read_wav
 from omni_discovery.errors import EngineFailedError
 
@@ -47,6 +47,13 @@ class EncoderThreads:
     async def finished(self, sound: SoundFile) -> bytes:
         """End the sound; return its last bytes. Raise EngineFailedError."""
         return await self.run(sound.finish)
+
+    async def speech_file(self, samples: bytes) -> bytes:
+        """Samples of PCM16 as one small file, see SpeechFile. Raise EngineFailedError."""
+        file = SpeechFile()
+        slices = (samples[start : start + SLICE_BYTES] for start in range(0, len(samples), SLICE_BYTES))
+        made = [await self.run(partial(file.add, each)) for each in slices]
+        return b"".join([*made, await self.run(file.finish)])
 
     async def run(self, work: Callable[[], _Made]) -> _Made:
         """What a piece of work returns. Raise EngineFailedError if it fails or takes too long."""

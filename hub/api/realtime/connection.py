@@ -13,13 +13,12 @@ import logging
 import time
 from collections import deque
 from contextlib import aclosing, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from starlette.websockets import WebSocketDisconnect
 
-from hub.api.audio.encoder import SoundFile, speech_file
+from hub.api.audio.encoder import SoundFile
 from hub.api.chat.choices import Choices
 from hub.api.chat.schema import ChatRequest, ChatSound, chat_params
 from hub.api.door.guard import still_opens
@@ -28,6 +27,7 @@ from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
 from hub.api.protocols import input_wait_of
+from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import read_samples
 from hub.api.realtime.detector import VoiceDetector, detector_missing
 from hub.api.realtime.machine import (
@@ -51,6 +51,8 @@ from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from starlette.websockets import WebSocket
 
     from hub.api.audio.threads import EncoderThreads
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The subprotocol that clients in browsers name.
+#: The subprotocol that clients in browsers name, beside others.
 _SUBPROTOCOL: Final = "realtime"
 #: Events and bytes that may wait to be sent before nothing more is read or made.
 _MOST_WAITING: Final = 256
@@ -96,8 +98,7 @@ class Realtime:
         except OmniError as error:
             await websocket.send_denial_response(error_response(error))
             return
-        offered = websocket.scope.get("subprotocols") or ()
-        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in offered else None)
+        await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in _subprotocols(websocket) else None)
         await _Connection(self, websocket).run()
 
     def _check(self, websocket: WebSocket) -> None:
@@ -108,6 +109,14 @@ class Realtime:
             raise NotServedError("transcriptions and calls are not served here: leave 'intent' and 'call_id' out")
         if not self.made:
             raise NotServedError("this pipeline puts out neither text nor sound, which is what a session is made of")
+
+
+def _subprotocols(websocket: WebSocket) -> Sequence[str]:
+    return websocket.scope.get("subprotocols") or ()
+
+
+def _is_beta(websocket: WebSocket) -> bool:
+    return BETA_HEADER in websocket.headers.get("openai-beta", "") or BETA_SUBPROTOCOL in _subprotocols(websocket)
 
 
 class _Connection:
@@ -262,7 +271,7 @@ class _Connection:
         files: list[tuple[str, str]] = []
         try:
             for samples in action.sounds:
-                file = await self._realtime.sounds.run(partial(speech_file, samples))
+                file = await self._realtime.sounds.speech_file(samples)
                 files.append((base64.b64encode(file).decode(), _TURN_FORMAT))
         except OmniError as error:
             self._put(EventFailed(error))
@@ -380,6 +389,7 @@ class _Outbox:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
+        self._is_beta = _is_beta(websocket)
         self._waiting: deque[str] = deque()
         self._size_bytes = 0
         self._wake = asyncio.Event()
@@ -387,9 +397,12 @@ class _Outbox:
         self._has_room.set()
         self._is_ended = False
 
-    def put(self, event: Any) -> None:
+    def put(self, event: Mapping[str, Any]) -> None:
         """Have an event sent."""
-        text = msgspec.json.encode(event).decode()
+        shown = as_beta(event) if self._is_beta else event
+        if shown is None:
+            return
+        text = msgspec.json.encode(shown).decode()
         self._waiting.append(text)
         self._size_bytes += len(text)
         self._note()

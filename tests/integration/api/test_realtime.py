@@ -124,6 +124,26 @@ async def test_the_synchronous_client_is_served_alike(hub: Served) -> None:
     assert sound_of(events) == spoken("one two")
 
 
+async def test_the_client_of_the_beta_gets_its_own_events(hub: Served) -> None:
+    """It is deprecated in the SDK, and much that is in use is made for it."""
+    events: list[Any] = []
+    # Unless told otherwise, it connects by TLS.
+    client = hub.client.with_options(websocket_base_url=f"{hub.address.replace('http', 'ws', 1)}/v1")
+    async with client, client.beta.realtime.connect(model="listener") as connection:
+        await connection.session.update(session={"modalities": ["text", "audio"], "voice": "sage"})
+        part: Any = {"type": "input_text", "text": "one two"}
+        await connection.conversation.item.create(item={"type": "message", "role": "user", "content": [part]})
+        await connection.response.create()
+        async with asyncio.timeout(WAIT_S):
+            while not events or events[-1].type != "response.done":
+                events.append(await connection.recv())
+    assert events[1].session.voice == "sage"
+    sound = b"".join(base64.b64decode(each.delta) for each in events if each.type == "response.audio.delta")
+    assert sound == spoken("one two", speaker="sage")
+    assert events[-1].response.output[0].content[0].type == "audio"
+    assert not [each.type for each in events if "output" in each.type and "item" not in each.type]
+
+
 async def test_what_is_said_is_heard_answered_and_remembered(hub: Served) -> None:
     """1. a vowel between silences; 2. the stage gets a sound of that length; 3. and then all that was said"""
     async with talking(hub) as talk:
