@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -32,6 +32,11 @@ from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm.sampling_params import sampling_params
 
 logger = logging.getLogger(__name__)
+
+_NO_FORMS: Final = (
+    "structured_outputs: this stage takes embeddings and makes no answers of a form; where all clients are trusted, the"
+    " operator gives it engine_args.structured_outputs_config: {backend: xgrammar}"
+)
 
 
 class VllmEngine(LlmStage):
@@ -94,6 +99,8 @@ class VllmEngine(LlmStage):
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
         params = sampling_params(token_sampling(asked), self._model.vocab_size)
+        if params.structured_outputs is not None and not self._model.makes_forms:
+            raise InvalidRequestError(_NO_FORMS)
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:

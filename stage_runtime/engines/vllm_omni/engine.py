@@ -63,6 +63,8 @@ _LEAST_SPOKEN: Final = 2
 _READERS: Final = 4
 #: How many pieces of one request may wait to be fetched.
 _MOST_UNREAD: Final = 16
+#: Requests for each place in a step, in a stage that turns pieces into sound as they come.
+_FED_PER_PLACE: Final = 4
 
 
 @dataclass(slots=True)
@@ -127,7 +129,12 @@ class OmniStage:
 
     @property
     def capacity(self) -> int:
-        """See Engine. ``max_num_seqs``, known exactly once the stage is loaded."""
+        """See Engine. ``max_num_seqs``, known exactly once the stage is loaded; more where pieces become sound.
+
+        Such a stage works on a request for a moment and then waits for its next piece. vLLM-Omni's scheduler gives the
+        place to another meanwhile, and the request keeps nothing on the device, no KV cache either. Would a request
+        hold its place until its end, the later ones were silent while the device is idle.
+        """
         return self._capacity
 
     @property
@@ -145,6 +152,8 @@ class OmniStage:
         self._loaded = loaded = load_stage(self._stage, self._args, self._given, report)
         config = loaded.vllm_config
         self._capacity = int(config.scheduler_config.max_num_seqs)
+        if self._args.async_chunk and config.model_config.worker_type == "generation":
+            self._capacity *= _FED_PER_PLACE
         self._tokenizer = self._tokenizer_of(config)
         self._takes = _taken_by(loaded)
         #: See DescribedEngine.
