@@ -155,6 +155,16 @@ def test_speech_becomes_a_turn_that_is_answered() -> None:
     assert part == {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "opus"}}
 
 
+def test_a_turn_gets_no_answer_where_its_speaker_goes_on_already() -> None:
+    """Both have come in one piece: the later turn is answered, with the first in front of it."""
+    talk = Talk()
+    types = talk.come(SoundCame(FRAME * 110, [True] * 50 + [False] * 40 + [True] * 20))
+    assert types.count("input_audio_buffer.speech_started") == 2
+    assert "response.created" not in types
+    assert talk.come(SoundCame(FRAME * 40, [False] * 40))[-1] == "response.created"
+    assert len(talk.begun[0].messages) == 2
+
+
 def test_speech_ends_the_answer_and_what_was_not_heard_is_forgotten() -> None:
     """1. ten words, 4 s of sound; 2. the client speaks 2 s after the first sound: half is heard, and kept"""
     talk = Talk()
@@ -320,6 +330,10 @@ def test_a_full_conversation_forgets_its_oldest_items_or_says_so() -> None:
         types = talk.text(str(number))
     assert types[0] == "conversation.item.deleted"
     assert [item.content[0].text for item in talk.machine.conversation] == ["1", "2", "3"]
+    first = next(iter(talk.machine.conversation)).item_id
+    # The item behind which it was to be put is the one that went.
+    assert talk.text("4", previous_item_id=first)[0] == "conversation.item.deleted"
+    assert [item.content[0].text for item in talk.machine.conversation] == ["2", "3", "4"]
     talk.say("session.update", session={"truncation": "disabled"})
     assert talk.text("5") == ["error"]
     assert talk.last["error"]["code"] == "overloaded"

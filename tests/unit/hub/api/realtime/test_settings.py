@@ -63,6 +63,8 @@ def test_what_is_left_out_stays_and_null_is_not_the_same() -> None:
     assert update(changed, max_output_tokens=None).max_tokens is None
     assert update(changed, max_output_tokens="inf", voice={"id": "bob"}).voice == "bob"
     assert update(changed, voice="default").voice is None
+    assert update(update(changed, temperature=0.7)).temperature == 0.7
+    assert update(update(changed, temperature=0.7), temperature=None).temperature is None
 
 
 def test_what_is_shown_can_be_sent_back() -> None:
