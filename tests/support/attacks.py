@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "J")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,10 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
+    Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
+    Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
     Attack(
         "J1", "realtime events that are none, or too large, without end", "an error each, or 1009; others are served"
     ),
@@ -147,6 +151,7 @@ ATTACKS: Final = (
     Attack(
         "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
     ),
+    Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
 #: Rows without a test, and why.
