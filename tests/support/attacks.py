@@ -138,8 +138,12 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack(
+        "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
+    ),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
     Attack(
