@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry
 
 from hub.asked import arranged, check_unread, inputs_of
-from hub.config import ClientBounds, HubConfig
+from hub.config import ClientBounds, HubConfig, RealtimeBounds
 from hub.engine_control import CollectiveCalls
 from hub.engine_protocol import EngineProtocol
 from hub.metrics import HubMetrics
@@ -202,6 +202,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def client_bounds(self) -> ClientBounds:
         """What clients may ask for over HTTP."""
         return self._config.client_bounds
+
+    @property
+    def realtime_bounds(self) -> RealtimeBounds:
+        """What the sessions of /v1/realtime may take."""
+        return self._config.realtime_bounds
 
     @property
     def public_key(self) -> str:

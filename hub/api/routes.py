@@ -22,6 +22,7 @@ from hub.api.images.edits import ImageEdits
 from hub.api.images.generations import ImageGenerations
 from hub.api.openapi import openapi
 from hub.api.prompts.completions import Completions
+from hub.api.realtime.connection import Realtime
 from hub.api.stream import Stream
 from omni_discovery.records.health import TroubleKind
 
@@ -80,6 +81,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
             Route("/openapi.json", description),
             Route("/docs", docs),
             WebSocketRoute("/v1/stream", Stream(omni, deploy).respond),
+            WebSocketRoute("/v1/realtime", Realtime(omni, deploy, sounds).respond),
             Route("/v1/models", models),
             # The names of models may have slashes.
             Route("/v1/models/{model:path}", model),

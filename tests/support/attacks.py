@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,15 @@ ATTACKS: Final = (
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
+    Attack(
+        "J1", "realtime events that are none, or too large, without end", "an error each, or 1009; others are served"
+    ),
+    Attack(
+        "J2", "realtime sessions send sound that they never commit, or read nothing", "bounded, each and all together"
+    ),
+    Attack(
+        "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
+    ),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
