@@ -30,12 +30,12 @@ from tests.support.hub import Hub
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 OMNI_PYTHON: Final = ROOT / ".venv-omni" / "bin" / "python"
-_READY_S: Final = 600.0
+READY_S: Final = 600.0
 _MEASURE_S: Final = 300.0
 _KILL_AFTER_S: Final = 1.0
 #: What the peer is told by its environment, and what our supervisor tells its replicas. Without the third one, it would
 #: start one more process for each stage's worker.
-_ON_CPUS: Final = {
+ON_CPUS: Final = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -111,13 +111,13 @@ class Client:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**os.environ, **_ON_CPUS},
+                env={**os.environ, **ON_CPUS},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
             )
-        self._answer(_READY_S)
+        self._answer(READY_S)
 
     @property
     def pid(self) -> int:
@@ -180,7 +180,7 @@ def running_hub(folder: Path, model: Path, talkers: int) -> Iterator[Client]:
     text = json.dumps(our_document(model, talkers))
     hub = Hub.of_yaml(folder, text)
     try:
-        hub.wait_ready(_READY_S)
+        hub.wait_ready(READY_S)
         deploy = str(folder / "deploy.yaml")
         command = [sys.executable, "-m", "tests.bench.speech_client", "ours", hub.endpoint, hub.namespace, deploy]
 

@@ -166,6 +166,33 @@ def test_sound_comes_while_the_talker_still_speaks(chunked: Pair) -> None:
     assert np.array_equal(decode(chunked, "c", whole), again)
 
 
+def test_requests_that_wait_for_pieces_hold_nobody_up(chunked: Pair, whole: Pair) -> None:
+    """As many as the decoder takes, more than it has places: all but one have heard their first piece and wait.
+
+    1. that one is heard to its end
+    2. so are the others when their pieces come, to at most one step of PCM16: a sum in another order
+    """
+    decoder: Any = chunked.decoder
+    assert (decoder.capacity, whole.decoder.capacity) == (16, 4)
+    good = handoff_of(chunked, speech("a"))["pieces"]
+    expected = decode(chunked, "alone", {"pieces": good}).astype(int)
+    waiting = [f"w{place}" for place in range(decoder.capacity - 1)]
+    heard: dict[str, list[EngineOutput]] = {key: [] for key in waiting}
+    for key in waiting:
+        decoder.add(StageRequest(key, key, stream_from=(0,)))
+        decoder.feed(key, 0, good[0], False)
+    until_s = time.monotonic() + WAIT_S
+    while not all(heard.values()) or decoder.has_unfinished():
+        assert time.monotonic() < until_s, "not all have begun"
+        for output in decoder.step():
+            heard[output.key].append(output)
+    assert np.abs(decode(chunked, "b", {"pieces": good}) - expected).max() <= 1
+    for key in waiting:
+        feed(decoder, key, good[1:])
+    for key, outputs in finish(decoder, *waiting).items():
+        assert np.abs(sound(heard[key] + outputs) - expected).max() <= 1
+
+
 def test_requests_of_two_talkers_with_the_same_names_are_kept_apart(chunked: Pair) -> None:
     """Each replica of a stage counts its requests for itself, and the decoder keeps a state for each stream."""
     handed = [handoff_of(chunked, speech(key, seed=seed)) for key, seed in (("a", 3), ("b", 4))]

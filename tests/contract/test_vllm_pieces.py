@@ -581,6 +581,14 @@ def test_a_character_of_several_tokens_is_whole_wherever_it_is_paused(first: Vll
     assert resume_of(said) == resume_of(whole)
 
 
+@pytest.mark.attack("E6")
+def test_a_stage_that_takes_embeddings_makes_no_forms(first: VllmEngine) -> None:
+    """It can't have llguidance, and one step of xgrammar may take minutes."""
+    with pytest.raises(InvalidRequestError, match="the operator gives it engine_args"):
+        first.add(ask(structured_outputs={"regex": ".?" * 64}))
+    assert not first.has_unfinished()
+
+
 def test_an_adapter_where_none_are_taken_is_refused(first: VllmEngine) -> None:
     with pytest.raises(InvalidRequestError, match="lora: this stage takes no adapters"):
         first.add(ask(lora="mine"))

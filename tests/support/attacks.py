@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,11 @@ ATTACKS: Final = (
     Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
     Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
     Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
+    Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
+    Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
+    Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
+    Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
 #: Rows without a test, and why.

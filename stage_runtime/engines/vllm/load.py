@@ -64,7 +64,7 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
     quiet = {"disable_log_stats": not given.get("otlp_traces_endpoint"), "use_tqdm_on_load": False}
     ours = {"model": stage.model, **{name: value for name, value in quiet.items() if name in known}}
     forms = given.get("structured_outputs_config")
-    # A stage that takes embeddings has one more token than its model, and llguidance refuses that.
+    # A stage that takes embeddings has one more token than its model, and llguidance would refuse to be loaded.
     is_ours = "structured_outputs_config" in known and not given.get("enable_prompt_embeds")
     if is_ours and isinstance(forms, Mapping | None):
         given = {**given, "structured_outputs_config": {"backend": _FORMS_BY, **(forms or {})}}
@@ -72,6 +72,16 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
         return kind(**{**ours, **given})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"stage {stage.stage_id}: engine_args: {essence(error)}") from error
+
+
+def may_have_forms(given: Mapping[str, Any]) -> bool:
+    """Whether clients may ask for answers of a form: by llguidance, or by what the operator has chosen instead.
+
+    A stage that takes embeddings can't have llguidance, and vLLM's own choice, xgrammar, has no bound in a step.
+    """
+    forms = given.get("structured_outputs_config")
+    backend = forms.get("backend") if isinstance(forms, Mapping) else getattr(forms, "backend", None)
+    return not given.get("enable_prompt_embeds") or backend not in {None, "auto"}
 
 
 def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
@@ -137,6 +147,8 @@ class Model:
     takes_items: bool = False
     #: The least number of tokens of an answer: 0 if the stage pools.
     least_answer: int = 1
+    #: Whether answers may be asked to have a form, see ``may_have_forms``.
+    makes_forms: bool = True
     #: Encodes what clients and earlier stages send.
     bounded: BoundedTokenizer = field(init=False, repr=False, compare=False)
 
@@ -160,6 +172,7 @@ def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
         dtype=config.dtype,
         block_size=int(cache.block_size) if cache.enable_prefix_caching else 0,
         takes_items=bool(config.is_multimodal_model),
+        makes_forms=may_have_forms(given),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm.load import engine_args_of
+from stage_runtime.engines.vllm.load import engine_args_of, may_have_forms
 from stage_runtime.engines.vllm.runs import Runs
 
 STAGE = StageConfig(stage_id=3, engine="vllm", model="m")
@@ -30,6 +30,20 @@ class Args:
 def test_an_argument_that_vllm_has_not_is_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no engine_args.max_num_seq .*'max_num_seqs'"):
         engine_args_of(STAGE, {"max_num_seq": 1}, Args)
+
+
+@pytest.mark.parametrize(
+    ("given", "may"),
+    [
+        ({}, True),
+        ({"enable_prompt_embeds": True}, False),
+        ({"enable_prompt_embeds": True, "structured_outputs_config": {"backend": "auto"}}, False),
+        ({"enable_prompt_embeds": True, "structured_outputs_config": {"disable_any_whitespace": True}}, False),
+        ({"enable_prompt_embeds": True, "structured_outputs_config": {"backend": "xgrammar"}}, True),
+    ],
+)
+def test_forms_are_made_where_steps_are_bounded_or_the_operator_has_chosen(given: dict[str, Any], may: bool) -> None:
+    assert may_have_forms(given) is may
 
 
 def test_stats_are_kept_where_they_are_asked_for_or_needed_for_spans() -> None:
