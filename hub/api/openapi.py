@@ -148,8 +148,10 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 def _form_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A body as a form: no field is null, one that is left out may be empty, and the picture is a file."""
     fields = {name: _without_null(field) for name, field in schema["properties"].items()}
-    for name in fields.keys() - schema["required"]:
-        fields[name] = {"anyOf": [fields[name], {"const": ""}]}
+    for name, field in fields.items():
+        kinds = field.get("anyOf", [field])
+        if name not in schema["required"] and any("pattern" in kind for kind in kinds):
+            fields[name] = {"anyOf": [*kinds, {"const": ""}]}
     return {**schema, "title": "VideoForm", "properties": {**fields, "input_reference": _FILE}}
 
 
