@@ -141,8 +141,12 @@ ATTACKS: Final = (
     Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
     Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
     Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
+    Attack(
+        "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
+    ),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
