@@ -147,7 +147,8 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _form_of(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A body as a form: no field is null, one that is left out may be empty, and the picture is a file."""
-    fields = {name: _without_null(field) for name, field in schema["properties"].items()}
+    given = {name: field for name, field in schema["properties"].items() if name not in videos.NOT_IN_FORMS}
+    fields = {name: _without_null(field) for name, field in given.items()}
     for name, field in fields.items():
         kinds = field.get("anyOf", [field])
         if name not in schema["required"] and any("pattern" in kind for kind in kinds):

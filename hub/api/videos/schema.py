@@ -61,8 +61,10 @@ class VideoCreate(RequestFields, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 _decoder = msgspec.json.Decoder(VideoCreate)
-#: Fields of a form that hold JSON.
-_JSON: Final = ("sampling_params_list", "metadata")
+#: Fields that are lists or objects, and have no place in a form.
+NOT_IN_FORMS: Final = ("sampling_params_list", "metadata")
+#: Those that are on or off: a number would pass for one.
+_SWITCHES: Final = ("async_chunk", "store")
 
 
 def parse_video(content_type: str, body: bytes) -> VideoCreate:
@@ -131,11 +133,10 @@ def _value_of(part: Part) -> Any:
         raise InvalidRequestError(f"'{part.name}' is a file; there is one file, '{_REFERENCE}', of a picture")
     if part.name == _FORM_URL:
         return {"image_url": part.text}
-    if part.name in _JSON:
-        try:
-            return decode_body(msgspec.json.Decoder(), bytes(part.content))
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"'{part.name}': {error}") from error
+    if part.name in _SWITCHES and part.text.lower() not in {"true", "false"}:
+        raise InvalidRequestError(f"'{part.name}' is true or false, not {part.text[:20]!r}")
+    if part.name in NOT_IN_FORMS:
+        raise InvalidRequestError(f"'{part.name}' can't be in a form: send the request as JSON")
     return part.text
 
 

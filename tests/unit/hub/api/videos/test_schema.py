@@ -111,7 +111,8 @@ def test_what_is_wrong_is_refused_by_its_name(fields: dict[str, Any], why: str) 
         (("prompt", "again", ""), "'prompt' is there twice"),
         (("seed", "null", ""), "'seed' is 'null'"),
         (("input_reference[image_url]", "http://a/b.png", ""), "image_url"),
-        (("metadata", "[", ""), "'metadata'"),
+        (("metadata", "{}", ""), "'metadata' can't be in a form: send the request as JSON"),
+        (("async_chunk", "0", ""), "'async_chunk' is true or false, not '0'"),
     ],
     ids=lambda value: str(value)[:40],
 )
