@@ -144,6 +144,7 @@ ATTACKS: Final = (
     Attack(
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),
+    Attack("I2", "clients that read slowly, where stages hand over by pieces", "no stage keeps their slots"),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
