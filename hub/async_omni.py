@@ -311,6 +311,13 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         return self.releases.serving_replicas()
 
+    def stages_begun(self, request_id: str) -> tuple[int, int]:
+        """How many stages of a running request have begun, and how many it has; (0, 1) for an unknown id."""
+        inner_id = self._inner_ids.get(request_id)
+        states = {} if self._orchestrator is None else self._orchestrator.request_states
+        state = states.get(inner_id) if inner_id is not None else None
+        return (0, 1) if state is None else (len(state.stage_submit_ts), len(state.sampling_params_list))
+
     def voices(self) -> list[str]:
         """The voices that this pipeline's replicas can speak with, sorted."""
         return self.releases.voices()

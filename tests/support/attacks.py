@@ -138,6 +138,9 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
+    Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
+    Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
     Attack(
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),

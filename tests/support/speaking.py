@@ -9,7 +9,7 @@ import struct
 import threading
 import wave
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,12 @@ from openai import AsyncOpenAI, OpenAI
 
 from hub.api.routes import build_app
 from hub.api.server import HttpServer
+from hub.api.videos.schema import makes_videos
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
 from omni_discovery.sockets.listen import bind
 from stage_runtime.engines.base import create_engine
+from tests.support.filming import jobs_of
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import CONFIG, HUBS, hub_of
@@ -187,7 +189,7 @@ async def served(document: str, config: HubConfig = CONFIG) -> AsyncIterator[Ser
     """Serve a document with a replica of each stage."""
     deploy = deploy_of(document)
     GO_ON.clear()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         replicas = []
         for stage in deploy.stages:
             engine = create_engine(stage)
@@ -199,7 +201,8 @@ async def served(document: str, config: HubConfig = CONFIG) -> AsyncIterator[Ser
         stack.callback(GO_ON.set)
         async with hub_of(document, *replicas, config=config) as omni:
             listeners = bind("127.0.0.1", 0)
-            server = HttpServer(omni, build_app(omni, deploy, 0))
+            jobs = await stack.enter_async_context(jobs_of(omni)) if makes_videos(deploy) else None
+            server = HttpServer(omni, build_app(omni, deploy, 0, jobs))
             server.start(listeners)
             try:
                 yield Served(omni, f"http://127.0.0.1:{listeners[0].getsockname()[1]}", replicas)
