@@ -159,6 +159,10 @@ ATTACKS: Final = (
     Attack(
         "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
     ),
+    Attack(
+        "K1", "hand-offs that come late or never, dozens in one message", "others are served; their replica is ejected"
+    ),
+    Attack("K2", "a hand-off of millions of tiny lists", "refused before it is decoded"),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
