@@ -138,9 +138,6 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
-    Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
-    Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
-    Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
     Attack(
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),
@@ -159,6 +156,9 @@ ATTACKS: Final = (
     Attack(
         "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
     ),
+    Attack("J4", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
+    Attack("J5", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
+    Attack("J6", "a client asks for the videos of another API key", "404, as for one that is not there"),
     Attack(
         "K1", "hand-offs that come late or never, dozens in one message", "others are served; their replica is ejected"
     ),

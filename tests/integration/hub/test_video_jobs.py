@@ -76,7 +76,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name.partition(".")[2]: path.read_bytes() for path in folder.rglob("video_*")}
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_a_job_is_finished_once_by_another_hub_when_its_own_is_killed(
     studio: Studio, store: list[str], tmp_path: Path
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_hub_that_was_frozen_beyond_its_lease_tells_nothing(studio: Studio, st
     wait_for("what hub a had made to go", lambda: set(files_of(tmp_path / "store")) == {"request", "2.video"})
 
 
-@pytest.mark.attack("H23")
+@pytest.mark.attack("J6")
 def test_keys_see_their_own_videos_and_a_hub_without_a_store_its_own(studio: Studio, tmp_path: Path) -> None:
     """1. of two hubs without a store, the one that has the video shows it to its key, and to no other
     2. the other hub says whose it is
@@ -179,7 +179,7 @@ def test_a_stopped_hub_hands_its_job_over_at_once(studio: Studio, store: list[st
     assert f"jobs.claimed job={video.id} claim=2 after=-" in b.text
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_a_store_that_others_can_write_to_ends_the_start(tmp_path: Path, studio: Studio, store: list[str]) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o777)

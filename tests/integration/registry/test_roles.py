@@ -86,7 +86,7 @@ async def test_a_role_writes_its_own_families_and_etcd_refuses_it_all_others(sec
                 await kv.get(other)
 
 
-@pytest.mark.attack("H22")
+@pytest.mark.attack("J5")
 @pytest.mark.parametrize("role", WRITES)
 async def test_only_hubs_reach_the_jobs_of_their_namespace(secured: EtcdServer, role: str) -> None:
     """Also by the condition of a write, which reads the key that it names."""

@@ -31,7 +31,7 @@ def test_what_was_written_is_read_and_its_length_is_known(size: int) -> None:
     assert unsealed(file) == content[:size]
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_nothing_of_the_content_is_in_the_file_and_the_same_twice_is_not_the_same() -> None:
     secret = b"a cat in the rain " * 50
     file = sealed(secret)
@@ -39,7 +39,7 @@ def test_nothing_of_the_content_is_in_the_file_and_the_same_twice_is_not_the_sam
     assert b"".join(seal(KEY, "a/b", b"t" * 16, secret))[20:] != file[20:]
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 @pytest.mark.parametrize("at", [0, 3, 4, 19, 20, 50, MIB, MIB + 40, -1])
 def test_a_changed_bit_is_found(at: int) -> None:
     file = bytearray(sealed(b"x" * (MIB + 100)))
@@ -48,14 +48,14 @@ def test_a_changed_bit_is_found(at: int) -> None:
         unsealed(bytes(file))
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 @pytest.mark.parametrize("length", [0, 4, 19, 20, 35, 40, 20 + MIB, 20 + MIB + 16, 20 + MIB + 30])
 def test_a_file_that_was_cut_is_refused_also_between_two_segments(length: int) -> None:
     with pytest.raises(JobFileError):
         unsealed(sealed(b"x" * (MIB + 100))[:length])
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_segments_that_were_swapped_or_left_out_are_refused() -> None:
     segment, file = MIB + 16, sealed(b"a" * MIB + b"b" * MIB + b"c")
     head, one, two, last = file[:20], file[20 : 20 + segment], file[20 + segment : 20 + 2 * segment], file[-17:]
@@ -65,7 +65,7 @@ def test_segments_that_were_swapped_or_left_out_are_refused() -> None:
             unsealed(head + body)
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_a_file_in_anothers_place_or_with_another_key_is_refused() -> None:
     file = sealed(b"mine")
     for place, key in (("a/c", KEY), ("b/b", KEY), ("a/b", OTHER)):

@@ -34,7 +34,7 @@ def test_what_was_written_is_read_by_another_hub_with_the_same_keys(folder: JobF
     assert (length, b"".join(pieces)) == (8, b"a prompt")
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_files_are_for_their_user_alone_and_hold_nothing_readable(folder: JobFolder, tmp_path: Path) -> None:
     folder.write_file(ID, REQUEST, folder.secret, b"a cat in the rain")
     path = tmp_path / "store" / "team-a" / f"{ID}.request"
@@ -43,7 +43,7 @@ def test_files_are_for_their_user_alone_and_hold_nothing_readable(folder: JobFol
     assert b"rain" not in path.read_bytes()
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775], ids=oct)
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     inner = tmp_path / "store" / "team-a"
@@ -61,7 +61,7 @@ def test_a_folder_that_can_not_be_made_is_refused_with_its_name(tmp_path: Path) 
         JobFolder(tmp_path / "file", "team-a", KEYS)
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 @pytest.mark.parametrize("job_id", ["../../etc/passwd", "", f"{ID}/..", f"{ID}\0", ID.upper()])
 def test_an_id_that_is_none_leads_nowhere(folder: JobFolder, job_id: str) -> None:
     with pytest.raises(JobFileError):
@@ -70,7 +70,7 @@ def test_an_id_that_is_none_leads_nowhere(folder: JobFolder, job_id: str) -> Non
         folder.write_file(job_id, REQUEST, folder.secret, b"")
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_links_pipes_and_huge_files_are_not_read(folder: JobFolder, tmp_path: Path) -> None:
     place = tmp_path / "store" / "team-a" / f"{ID}.request"
     folder.write_file(OTHER, REQUEST, folder.secret, b"x")
@@ -88,7 +88,7 @@ def test_links_pipes_and_huge_files_are_not_read(folder: JobFolder, tmp_path: Pa
         folder.open_file(ID, REQUEST, folder.secret)
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_a_file_of_another_job_or_claim_is_not_taken_for_this_ones(folder: JobFolder, tmp_path: Path) -> None:
     folder.write_file(ID, video_of(1), folder.secret, b"mine")
     inner = tmp_path / "store" / "team-a"

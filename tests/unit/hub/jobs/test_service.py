@@ -281,7 +281,7 @@ async def test_a_job_that_is_deleted_stops_wherever_it_runs(scene: Scene) -> Non
         await one.jobs.find(job_id, "alice")
 
 
-@pytest.mark.attack("H23")
+@pytest.mark.attack("J6")
 async def test_the_jobs_of_another_key_are_not_there(scene: Scene) -> None:
     one = await scene.hub("one")
     one.go.set()
@@ -422,7 +422,7 @@ async def test_old_jobs_go_with_their_files_and_made_up_ones_go_too(scene: Scene
     assert sweeper.lease_id in {one.lease_id, two.lease_id}
 
 
-@pytest.mark.attack("H22")
+@pytest.mark.attack("J5")
 async def test_values_that_are_no_records_change_nothing(scene: Scene) -> None:
     for number, value in enumerate((b"", b"{}", b"[" * 3000, b"x" * 20_000, msgspec.json.encode({"job_id": 1}))):
         await scene.kv.put(records.job_key("team", f"video_{number:032x}"), value)

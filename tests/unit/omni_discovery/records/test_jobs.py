@@ -57,7 +57,7 @@ def test_jobs_lie_beside_what_hubs_watch() -> None:
         jobs.jobs_root("../v1/other")
 
 
-@pytest.mark.attack("H22")
+@pytest.mark.attack("J5")
 @pytest.mark.parametrize(
     "value",
     [

@@ -75,7 +75,7 @@ def test_what_makes_no_sense_is_refused(flags: list[str], why: str) -> None:
         check_flags(parse(*flags))
 
 
-@pytest.mark.attack("H21")
+@pytest.mark.attack("J4")
 def test_a_key_file_that_others_can_read_is_refused(keys: Path, tmp_path: Path) -> None:
     keys.chmod(0o644)
     with pytest.raises(ConfigError, match="every user of this machine can read"):
