@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,12 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack(
+        "K3",
+        "many replicas send frames of millions of maps, and pieces without end",
+        "refused before they are decoded; the window is kept; others are served",
+    ),
+    Attack("K4", "records of a megabyte of empty lists", "not decoded, hidden and named; hubs and commands go on"),
 )
 
 #: Rows without a test, and why.
