@@ -32,7 +32,7 @@ from omni_discovery.commands.registry import (
 from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import die_with_parent, raise_descriptor_limit
+from omni_discovery.processes import die_with_parent, raise_descriptor_limit, reads_own_files
 
 if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
@@ -110,8 +110,8 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
 
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)
-    # Python programs that vLLM starts in this process import nothing from the current folder, which may be anybody's.
-    os.environ["PYTHONSAFEPATH"] = "1"
+    # Nothing is loaded from the current folder, which may be anybody's, also by programs that vLLM's server starts.
+    os.environ.update(reads_own_files(os.environ))
     return run_hub(config)
 
 

@@ -23,7 +23,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
@@ -47,8 +47,25 @@ _UNLOCKED: Final = "owner.new"
 _LOOK_S: Final = 3.0
 #: What the machine, or this process, may have again in a moment: open files, memory, room on the disk.
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT})
+#: No folder: only root could make it.
+_NOWHERE: Final = "/nonexistent"
 #: Folders that others may write to by their modes, where the operator says that nobody else is.
 _vouched_for: set[Path] = set()
+
+
+def reads_own_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which a process, and what it starts, loads nothing from folders that others can write to.
+
+    From the current folder Python would import modules, and programs load libraries where ``LD_LIBRARY_PATH`` has an
+    empty element: OpenCV makes one of an empty variable. GnuTLS, as PyAV brings it, looks for settings in
+    ``/tmp/vendor``, and would wait for ever for what writes into a pipe there.
+    """
+    libraries = re.split("[:;]", environment.get("LD_LIBRARY_PATH", ""))
+    return {
+        "PYTHONSAFEPATH": "1",
+        "LD_LIBRARY_PATH": ":".join(each for each in libraries if each.startswith(("/", "$"))) or _NOWHERE,
+        "GNUTLS_SYSTEM_PRIORITY_FILE": environment.get("GNUTLS_SYSTEM_PRIORITY_FILE") or os.devnull,
+    }
 
 
 def trust_folders(listed: str) -> None:

@@ -32,18 +32,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_ms: int = 3000
     #: Requests that may be queued beyond the engine's capacity.
     max_waiting: int = 256
-    #: Messages and bytes that may be queued for one hub before its requests are aborted.
+    #: Multiparts that ZMQ may hold for one connection. Few, so that a hub which does not read is soon noticed.
+    send_queue: int = 64
+    #: Messages and bytes that may be queued for one hub behind these. From half of either on, its requests are paused
+    #: until it has read; where that does not help, those end that take most.
     outbox_messages: int = 8192
     outbox_bytes: int = 256 << 20
-    #: How long the requests of an unreachable hub go on running.
+    #: How long the requests of a hub that is unreachable, or reads nothing, go on.
     hub_grace_s: float = 10.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values that don't fit together."""
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError("heartbeat_timeout_ms must be at least twice heartbeat_interval_ms")
-        if self.max_waiting < 0 or self.outbox_messages < 1 or self.hub_grace_s < 0:
-            raise ConfigError("max_waiting, outbox_messages and hub_grace_s can't be less than nothing")
+        if self.max_waiting < 0 or min(self.send_queue, self.outbox_messages) < 1 or self.hub_grace_s < 0:
+            raise ConfigError("max_waiting, send_queue, outbox_messages and hub_grace_s can't be less than nothing")
         if self.outbox_bytes < MAX_HEAD_BYTES + MAX_ATTACHMENT_BYTES:
             raise ConfigError("outbox_bytes must have room for the longest message there can be")
 

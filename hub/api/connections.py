@@ -74,9 +74,11 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Unsent:
-    """Output that lies unsent, when it was last looked at, and since when it has not become less."""
+    """Output that lies unsent, when it was last looked at, and since when the client has taken nothing."""
 
     size_bytes: int
+    #: What the client's host had acknowledged by then, of all that was sent.
+    taken_bytes: int
     since_s: float
 
 
@@ -172,8 +174,14 @@ class Connections(Generic[ConnT]):
 
     # ---- what time does
 
-    def overdue(self, now_s: float, unsent_bytes: Callable[[ConnT], int]) -> dict[ConnT, Cut]:
-        """Return the connections that have kept the hub waiting too long. To be called about once a second."""
+    def overdue(
+        self, now_s: float, unsent_bytes: Callable[[ConnT], int], taken_bytes: Callable[[ConnT], int] = lambda _conn: 0
+    ) -> dict[ConnT, Cut]:
+        """Return the connections that have kept the hub waiting too long. To be called about once a second.
+
+        ``unsent_bytes`` is what waits in this process. Megabytes may lie in front of it in the kernel, so that it
+        becomes less only now and then, however steadily the client reads: ``taken_bytes`` grows with each read.
+        """
         limits, cut = self._limits, dict[ConnT, Cut]()
         for conn, waiting in self._waiting.items():
             waited_s = now_s - waiting.since_s
@@ -187,9 +195,9 @@ class Connections(Generic[ConnT]):
             if not (size_bytes := unsent_bytes(conn)):
                 self._unsent.pop(conn, None)
                 continue
-            unsent = self._unsent.get(conn)
-            if unsent is None or size_bytes < unsent.size_bytes:
-                self._unsent[conn] = _Unsent(size_bytes, now_s)
+            unsent, taken = self._unsent.get(conn), taken_bytes(conn)
+            if unsent is None or size_bytes < unsent.size_bytes or taken > unsent.taken_bytes:
+                self._unsent[conn] = _Unsent(size_bytes, taken, now_s)
                 continue
             unsent.size_bytes = size_bytes
             if now_s - unsent.since_s > limits.send_timeout_s:

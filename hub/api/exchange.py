@@ -20,6 +20,8 @@ from omni_discovery.failure_log import word
 from omni_discovery.text import is_label
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hub.request.outputs import OmniOutput
@@ -38,7 +40,7 @@ _KEY: Final = "omni.exchange"
 class Exchange:
     """One HTTP request, or one WebSocket connection."""
 
-    __slots__ = ("_replicas", "key", "label", "request_id")
+    __slots__ = ("_replicas", "charge", "key", "label", "most_answers", "request_id")
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
@@ -47,6 +49,9 @@ class Exchange:
         self.label = label
         #: The name of the key that it came in with; empty where none is asked for.
         self.key = ""
+        #: Counts further answers of this request against its client's cap, or raises; and that cap, 0 for none.
+        self.charge: Callable[[int], None] = _charge_nothing
+        self.most_answers = 0
         self._replicas: dict[str, None] = {}
 
     def __repr__(self) -> str:
@@ -75,6 +80,10 @@ class Exchange:
         """The headers of the answer that name it, as far as the replicas are known now."""
         names = {_LABEL: self.label or self.request_id, _ID: self.request_id}
         return {**names, _REPLICAS: replicas} if (replicas := self.replicas) else names
+
+
+def _charge_nothing(_answers: int) -> None:
+    pass
 
 
 def _place(replica: str) -> tuple[int, ...]:

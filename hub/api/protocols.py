@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+import socket
+import struct
 import time
 from abc import ABC, abstractmethod
 from functools import partial
@@ -80,6 +82,10 @@ _MAX_FRAGMENTS: Final = 1024
 _CONTROLS_PER_S: Final = 100
 #: Whole messages that a client may send within a second.
 _MESSAGES_PER_S: Final = 1000
+#: Where Linux tells, in its ``struct tcp_info``, how many bytes the other host has acknowledged.
+_ACKNOWLEDGED: Final = struct.Struct("=Q")
+_ACKNOWLEDGED_AT: Final = 120
+_TCP_STATE: Final = _ACKNOWLEDGED_AT + _ACKNOWLEDGED.size
 #: How long a client may take for its side of a close: then the connection is reset.
 _GOODBYE_S: Final = 1.0
 #: How long a client may go on with its body after its answer.
@@ -95,6 +101,11 @@ class Bounded(ABC):
     @abstractmethod
     def unsent_bytes(self) -> int:
         """Bytes that the client has not taken."""
+
+    @property
+    @abstractmethod
+    def taken_bytes(self) -> int:
+        """Bytes that the client's host has acknowledged since it connected; 0 where that is not known."""
 
     @abstractmethod
     def cut(self, reason: Cut) -> None:
@@ -144,9 +155,12 @@ class BoundedServer:
     async def review(self) -> None:
         """Close the connections whose clients have kept the hub waiting too long, or have gone unnoticed."""
         for protocol in self.connections.all():
-            if isinstance(protocol, BoundedHttp) and protocol.is_left:
-                protocol.transport.abort()
-        self.cut(self.connections.overdue(time.monotonic(), lambda each: each.unsent_bytes))
+            if isinstance(protocol, _Input) and (protocol.is_left or protocol.has_said_goodbye()):
+                protocol.drop()
+        self.cut(self._overdue(time.monotonic()))
+
+    def _overdue(self, now_s: float) -> dict[Bounded, Cut]:
+        return self.connections.overdue(now_s, lambda each: each.unsent_bytes, lambda each: each.taken_bytes)
 
     def drop_waiting(self) -> None:
         """Reset the connections that wait for their client: the hub stops."""
@@ -154,9 +168,10 @@ class BoundedServer:
             protocol.drop()
 
     def drop_closing(self) -> None:
-        """Reset the WebSockets that have been told that they end: the hub stops."""
+        """Reset the WebSockets that have been told that they end, and what only TLS keeps open: the hub stops."""
         for protocol in self.connections.all():
-            if isinstance(protocol, BoundedWebSocket) and protocol.close_sent:
+            is_told = isinstance(protocol, BoundedWebSocket) and protocol.close_sent
+            if is_told or (isinstance(protocol, _Input) and protocol.has_said_goodbye()):
                 protocol.drop()
 
     def cut(self, connections: Mapping[Bounded, Cut]) -> None:
@@ -208,12 +223,34 @@ class _Input(Bounded, asyncio.Protocol):
     loop: asyncio.AbstractEventLoop
     #: What stands below TLS; None: there is no TLS.
     tls: TlsInput | None = None
+    #: Whether the last call of ``has_said_goodbye`` found it closed, and all sent.
+    _is_ending = False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the client has gone and nobody would notice."""
+        return False
+
+    def has_said_goodbye(self) -> bool:
+        """Whether, now and at the last call, it is closed and all is sent: TLS waits for its client's side of that."""
+        was_ending, self._is_ending = self._is_ending, self.transport.is_closing() and not self.unsent_bytes
+        return was_ending and self._is_ending
 
     @property
     def unsent_bytes(self) -> int:
         """See Bounded."""
         encrypted_bytes = 0 if self.tls is None else self.tls.unsent_bytes
         return self.transport.get_write_buffer_size() + encrypted_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """See Bounded. A socket of another family than TCP does not tell."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            state = b"" if sock is None else sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_STATE)
+        except OSError:
+            return 0
+        return _ACKNOWLEDGED.unpack_from(state, _ACKNOWLEDGED_AT)[0] if len(state) == _TCP_STATE else 0
 
     def drop(self) -> None:
         """See Bounded."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
-#: How long clients without a request may take to close, and all clients to end TLS.
+#: How long clients without a request may take to close.
 _GOODBYE_S: Final = 1.0
 #: Interval at which answers are ended after that, including those that began meanwhile.
 _LATECOMERS_S: Final = 0.5
@@ -57,7 +57,7 @@ class _Server(uvicorn.Server):
         self.servers: list[Any] = [
             await loop.create_server(connection, sock=each, backlog=config.backlog)
             if config.ssl is None
-            else TlsListener(each, config.ssl, self._bounded, connection, _GOODBYE_S)
+            else TlsListener(each, config.ssl, self._bounded, connection)
             for each in sockets or []
         ]
         self.started = True

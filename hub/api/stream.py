@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from starlette.websockets import WebSocketDisconnect
 
+from hub.api.chat.messages import check_messages
 from hub.api.errors import describe
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
@@ -91,8 +92,10 @@ def parse_frame(text: str | None) -> SegmentFrame | EndFrame:
         raise InvalidRequestError(f"the frame is not JSON: {error}") from error
     if isinstance(frame, SegmentFrame) and len(frame.inputs()) != 1:
         raise InvalidRequestError("a segment holds one of 'prompt', 'messages' and 'prompt_token_ids'")
-    if isinstance(frame, SegmentFrame) and file_parts(frame.messages):
-        raise InvalidRequestError("files come whole, not in segments: send them to POST /v1/chat/completions")
+    if isinstance(frame, SegmentFrame) and frame.messages is not None:
+        if file_parts(frame.messages):
+            raise InvalidRequestError("files come whole, not in segments: send them to POST /v1/chat/completions")
+        check_messages(frame.messages)
     return frame
 
 

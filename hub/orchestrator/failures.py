@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: How late the sum of a storm may be: a timer that fires a moment early must not fire again at once.
 _SLACK_S: Final = 0.01
+#: The longest pause within an output, and at most a quarter of the request's time: behind a longer one, no more comes.
+_LONGEST_PAUSE_S: Final = 10.0
 
 
 class RequestFailures:
@@ -73,7 +75,7 @@ class RequestFailures:
                 self._recent.count_failure(stage_id, failure.kind, time.monotonic())
             self._log.add(failure, level)
             self._write_due()
-            run = failing_stage(active, error, self._usual_timeout_s)
+            run = failing_stage(active, error, self._usual_timeout_s, time.perf_counter())
             if run is not None:
                 pool = active.pools[run.stage_id]
                 pool.core.stage_failed(type(error).__name__, pool.now())
@@ -132,14 +134,18 @@ def stage_at_fault(machine: RequestMachine, error: RequestError) -> StageRun | N
     return next((run for run in unsettled if run.running), unsettled[0] if unsettled else None)
 
 
-def failing_stage(active: Active, error: RequestError, usual_timeout_s: float) -> StageRun | None:
+def failing_stage(active: Active, error: RequestError, usual_timeout_s: float, now_s: float) -> StageRun | None:
     """The stage that did not do its work for this request, so that it counts as failing if that goes on; else None.
 
-    A deadline counts only where the client left the hub's usual time, took what was made, and had sent its whole input.
+    A deadline counts only where the client left the hub's usual time, took what was made, and had sent its whole input;
+    and only where nothing more came of the stage: an answer that is longer than its time is no fault of it. ``now_s``
+    is on ``time.perf_counter``.
     """
     if isinstance(error, EngineFailedError | ReplicaLostError):
         return next((run for run in active.machine.runs.values() if run.failure is error), None)
     if not isinstance(error, DeadlineExceededError):
         return None
     is_usual = active.request.timeout_s >= usual_timeout_s and not active.request.segmented
-    return stage_at_fault(active.machine, error) if is_usual and not active.machine.is_client_behind else None
+    run = stage_at_fault(active.machine, error) if is_usual and not active.machine.is_client_behind else None
+    pause_s = min(_LONGEST_PAUSE_S, active.request.timeout_s / 4)
+    return None if run is None or now_s - run.output_at_s <= pause_s else run

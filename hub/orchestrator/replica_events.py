@@ -54,11 +54,12 @@ _REFUSALS: Final = (wire.Rejected, wire.StageFailed)
 
 @dataclass(frozen=True, slots=True)
 class StillSilent:
-    """A session was lost, and the attempt got no answer within ``silence_grace_s``."""
+    """A session was lost, and the attempt got no answer within ``silence_grace_s``; ``has_ended``: see ReplicaLost."""
 
     request_id: str
     stage_id: int
     attempt: int
+    has_ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,10 @@ class ReplicaListener:
                 client.return_credits(session, credits_)
             case StillSilent(request_id=request_id, stage_id=stage_id, attempt=attempt):
                 reason = f"its connection was lost and it said nothing for {self._config.silence_grace_s:.1f} s"
-                self._lost(request_id, stage_id, attempt, reason)
+                self._lost(request_id, stage_id, attempt, reason, has_ended=item.has_ended)
 
-    def _lost(self, request_id: str, stage_id: int, attempt: int, reason: str) -> None:
-        self._requests.apply_event(request_id, ev.ReplicaLost(stage_id, attempt, reason))
+    def _lost(self, request_id: str, stage_id: int, attempt: int, reason: str, *, has_ended: bool = True) -> None:
+        self._requests.apply_event(request_id, ev.ReplicaLost(stage_id, attempt, reason, has_ended=has_ended))
 
     # ---- credits
 
@@ -341,24 +342,26 @@ class ReplicaListener:
         in_flight = pool.core.members.in_flight(info.input_addr)
         if in_flight:
             self._log_work_of_lost(info, in_flight)
-            self._blame(pool, info, event.reason)
+            if not event.given_up:
+                # One that gives us up is not at fault: we have not read what it sent.
+                self._blame(pool, info, event.reason)
         for request_id in in_flight:
             active = self._active.get(request_id)
             if active is not None:
                 with self._requests.contained(request_id, "SessionDown"):
-                    self._move_or_wait(active, info.stage_id, event.reason)
+                    self._move_or_wait(active, info.stage_id, event.reason, has_ended=not event.given_up)
 
-    def _move_or_wait(self, active: Active, stage_id: int, reason: str) -> None:
+    def _move_or_wait(self, active: Active, stage_id: int, reason: str, *, has_ended: bool) -> None:
         """Fail work at once that another replica can do; other work waits for the session, there is nothing to lose."""
         request_id, attempt = active.request.request_id, active.machine.runs[stage_id].attempt
         if active.machine.runs[stage_id].replica is None:
             # A pick that waited has just got this replica: nothing has left yet, and the pick is repeated when it ends.
             return
         if active.machine.can_move(stage_id):
-            self._lost(request_id, stage_id, attempt, reason)
+            self._lost(request_id, stage_id, attempt, reason, has_ended=has_ended)
         elif stage_id not in active.graces:
             active.graces[stage_id] = asyncio.get_running_loop().call_later(
-                self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt)
+                self._config.silence_grace_s, self._post, StillSilent(request_id, stage_id, attempt, has_ended)
             )
 
     def _log_work_of_lost(self, info: ReplicaInfo, request_ids: Sequence[str]) -> None:

@@ -44,11 +44,15 @@ class SessionUp:
 
 @dataclass(frozen=True, slots=True)
 class SessionDown:
-    """The session with the replica has ended. ``lost``: its answers to requests in flight may be lost."""
+    """The session with the replica has ended. ``lost``: its answers to requests in flight may be lost.
+
+    ``given_up``: it lives, and has ended the session because this hub read nothing.
+    """
 
     client: ReplicaLink
     reason: str
     lost: bool
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

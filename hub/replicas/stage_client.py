@@ -237,12 +237,12 @@ class StageClient:
                     for request_id in released:
                         self.release_payloads(request_id)
                     self._on_event(SessionUp(self, queue_length, is_gated))
-                case SessionClosed(reason, lost):
+                case SessionClosed(reason, lost, given_up):
                     if lost:
                         self._forget_sent()
                         self._diagnostics.session_lost()
                     self._keep_ticking()
-                    self._on_event(SessionDown(self, reason, lost))
+                    self._on_event(SessionDown(self, reason, lost, given_up))
                 case CreditsGranted(credits_, queue_length):
                     self._on_event(Granted(self, credits_, queue_length))
                 case CreditsRecalled(session, credits_):

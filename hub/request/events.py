@@ -152,7 +152,7 @@ class StageUnavailable:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRefused:
-    """The dispatch can't be written as a frame: the request itself is wrong."""
+    """The dispatch can't be written as a frame: the request is wrong, or too long with the answer so far."""
 
     stage_id: int
     attempt: int

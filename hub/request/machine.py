@@ -222,7 +222,7 @@ class RequestMachine:
             case ev.StageUnavailable(reason=reason):
                 return self._finish(Outcome.FAILED, unavailable_error(run.stage_id, reason, run.failure), now_s)
             case ev.DispatchRefused(reason=reason):
-                return self._finish(Outcome.FAILED, InvalidRequestError(reason), now_s)
+                return self._finish(Outcome.FAILED, self._unsendable(run, reason), now_s)
 
     # ---- begin and end of the request
 
@@ -332,7 +332,7 @@ class RequestMachine:
             return self._gap(run, message.seq, now_s)
         if message.seq == 0 and not run.seen:
             self.state.note(run, "first_output", now_s - run.began_at_s)
-        run.next_seq += 1
+        run.next_seq, run.output_at_s = run.next_seq + 1, now_s
         if run.stage_id not in self._plan.finals or message.seq < run.skip:
             return []
         if run.replay is not None:
@@ -431,6 +431,7 @@ class RequestMachine:
         if overfull is not None:
             reason = f"it made piece {message.number} before stage {overfull} had taken enough of those before"
             return [ev.Drop("window"), *self._lost_at(run, reason, now_s)]
+        run.output_at_s = now_s
         actions: list[Action] = []
         for consumer in add_pieces(self.state, run, message):
             actions += self._dispatch_if_ready(consumer, now_s)
@@ -463,6 +464,15 @@ class RequestMachine:
         error = ReplicaLostError(f"{text}; ask again; {advice}{lost}")
         run.failure, run.failed_attempt, run.failed_replica = error, run.attempt, run.replica
         return self._finish(Outcome.FAILED, error, now_s)
+
+    def _unsendable(self, run: StageRun, reason: str) -> RequestError:
+        """The error of a dispatch that no message can hold: the client's, unless the answer so far is a part of it."""
+        if not run.is_continued:
+            return InvalidRequestError(reason)
+        text = f"stage {run.stage_id}: with the answer so far, the request fits into no message to another replica"
+        lost = f"; that was needed because of this: {run.failure}" if run.failure is not None else ""
+        run.failure = ReplicaLostError(f"{text}: {reason}{lost}")
+        return run.failure
 
     def _gap(self, run: StageRun, seq: int, now_s: float) -> list[Action]:
         """A part of the output is missing."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 from typing import Any, Final
 
 from hub.request.companions import Companions
@@ -258,6 +259,8 @@ class StageRun:
     slow: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt.
     next_seq: int = 0
+    #: When the last output came, in any attempt, shown or not.
+    output_at_s: float = -inf
     #: What the client has seen of this stage, in any attempt.
     seen: Seen = field(default_factory=Seen)
     #: The last Pause that this attempt's replica was sent; None: none was sent.
@@ -364,6 +367,11 @@ class StageRun:
             all_deterministic=all_deterministic,
             in_doubt=in_doubt,
         )
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether this attempt has to continue what the client has seen, which it is sent."""
+        return not self.deterministic and self.seen.kind is Shown.TOKENS
 
     @property
     def has_output(self) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import quiet_logging, say
 from omni_discovery.errors import ConfigError
+from omni_discovery.processes import reads_own_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,8 +149,9 @@ SECRETS: Final = ("OMNI_ETCD_PASSWORD", *DOOR_SECRETS)
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment without secrets, for child processes; they import nothing from their folder."""
-    return {name: value for name, value in os.environ.items() if name not in SECRETS} | {"PYTHONSAFEPATH": "1"}
+    """Return this process's environment without secrets, for child processes; they load nothing from their folder."""
+    kept = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return kept | reads_own_files(kept)
 
 
 def take_secrets(names: Sequence[str] = SECRETS) -> dict[str, str]:

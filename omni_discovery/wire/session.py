@@ -107,10 +107,14 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """Hub: no work may be sent. ``lost``: answers that were on their way may be lost with the connection."""
+    """Hub: no work may be sent. ``lost``: answers that were on their way may be lost with the connection.
+
+    ``given_up``: the replica lives, and has ended the session because this hub read nothing.
+    """
 
     reason: str
     lost: bool
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +308,7 @@ class HubSession(_Role):
         self._lends = self._lends or message.session != 0
         if message.session == 0 and self._lends:
             # While the session is not open yet, our Hello on this socket is on its way to the replica (rule 6).
-            return self._lose("the replica has given us up") if self.is_open else []
+            return self._lose("the replica has given us up", given_up=True) if self.is_open else []
         # The answer to an earlier Hello may come late; a replica that lends no credits names no session.
         if message.session not in (0, self.number):
             return []
@@ -345,17 +349,17 @@ class HubSession(_Role):
         self._early_credits = 0
         self._early_returns.clear()
 
-    def _lose(self, reason: str) -> Sequence[HubAction]:
+    def _lose(self, reason: str, *, given_up: bool = False) -> Sequence[HubAction]:
         self._begin_number()
-        return self._close(reason, lost=True)
+        return self._close(reason, lost=True, given_up=given_up)
 
-    def _close(self, reason: str, *, lost: bool) -> Sequence[HubAction]:
+    def _close(self, reason: str, *, lost: bool, given_up: bool = False) -> Sequence[HubAction]:
         # After a change of epoch work goes on without a session: the loss of the connection is news then, too.
         is_news = self.is_open or (lost and self._may_be_answered)
         if not is_news:
             return []
         self.is_open, self._may_be_answered = False, not lost
-        return [SessionClosed(reason, lost)]
+        return [SessionClosed(reason, lost, given_up)]
 
 
 class ReplicaSessions(_Role):

@@ -1,9 +1,10 @@
 """Backpressure: which requests are paused in the engine, and which of them are parked. Pure.
 
-Used by the engine's thread. A request is paused for one or both of two reasons: its next stages are behind, or its
-client is. The engine's ``pause`` is called when the first reason appears and when the last one is gone. A client may be
-behind for minutes, so a request that the engine has put aside for its client is parked: its slot goes to others. A next
-stage catches up soon, so a request that waits only for one keeps its slot.
+Used by the engine's thread. A request is paused for one or more of three reasons: its next stages are behind, its
+client is, or its hub is with all that it gets. The engine's ``pause`` is called when the first reason appears and when
+the last one is gone. A client may be behind for minutes, so a request that the engine has put aside for its client is
+parked: its slot goes to others. A next stage and a hub catch up soon, so a request that waits only for these keeps its
+slot.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Behind(Enum):
 
     NEXT_STAGES = auto()
     CLIENT = auto()
+    HUB = auto()
 
 
 class Pauses:

@@ -73,6 +73,13 @@ class Pause(msgspec.Struct, frozen=True):
     paused: bool
 
 
+class HoldBack(msgspec.Struct, frozen=True):
+    """The hub is behind with the outputs of all its requests: make no more of this one; ``held`` False: go on."""
+
+    key: str
+    held: bool
+
+
 class NextSegment(msgspec.Struct, frozen=True):
     """Go on with a request that waits for its next segment; with ``is_last`` there is none: end it.
 
@@ -119,7 +126,19 @@ class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
-Job = Work | NextSegment | PieceArrived | WindowUpdate | Pause | Cancel | ReleasePayload | ReleaseHub | Call | Wake
+Job = (
+    Work
+    | NextSegment
+    | PieceArrived
+    | WindowUpdate
+    | Pause
+    | HoldBack
+    | Cancel
+    | ReleasePayload
+    | ReleaseHub
+    | Call
+    | Wake
+)
 
 
 class OutputChunk(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from stage_runtime.engine_loop.jobs import (
     Call,
     Cancel,
     Finished,
+    HoldBack,
     Job,
     NextSegment,
     Outcome,
@@ -174,8 +175,10 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case PieceArrived() | WindowUpdate() | Pause():
+            case PieceArrived() | WindowUpdate():
                 return self._of_pieces(self._update_flow(job))
+            case Pause() | HoldBack():
+                return self._of_pieces(self._set_behind(job))
             case Call():
                 return self._controls.accept_call(job)
             case ReleasePayload(owner):
@@ -186,11 +189,15 @@ class EngineLoop:
                 pass
         return ()
 
-    def _update_flow(self, job: PieceArrived | WindowUpdate | Pause) -> Sequence[Outcome]:
-        if isinstance(job, Pause):
-            is_here = job.key in self._running
-            return self._pauses.set_behind(job.key, Behind.CLIENT, is_behind=job.paused) if is_here else ()
+    def _update_flow(self, job: PieceArrived | WindowUpdate) -> Sequence[Outcome]:
         return self._pieces.accept_piece(job) if isinstance(job, PieceArrived) else self._pieces.update_window(job)
+
+    def _set_behind(self, job: Pause | HoldBack) -> Sequence[Outcome]:
+        if job.key not in self._running:
+            return ()
+        if isinstance(job, Pause):
+            return self._pauses.set_behind(job.key, Behind.CLIENT, is_behind=job.paused)
+        return self._pauses.set_behind(job.key, Behind.HUB, is_behind=job.held)
 
     def _cancel(self, key: str) -> Sequence[Outcome]:
         running = self._running.get(key)

@@ -10,6 +10,9 @@ from omni_discovery.errors import InvalidRequestError
 #: Inputs of vLLM's front end that an engine may not read: what it has made of pictures and sounds, and how.
 _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
 
+#: Characters from which on a text is long: to encode them takes some tens of milliseconds.
+_LONG: Final = 1 << 16
+
 
 def check_unread(inputs: Mapping[str, Any]) -> None:
     """Raise InvalidRequestError for an input that would be dropped: the model would answer to something else."""
@@ -61,6 +64,11 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequestError("give a prompt, or messages whose last one says what to draw")
     return prompt
+
+
+def is_long(inputs: Mapping[str, Any]) -> bool:
+    """Whether the text in a client's prompt or messages is to be read in a thread beside the engine's."""
+    return text_size(inputs) >= _LONG
 
 
 def text_size(inputs: Mapping[str, Any]) -> int:

@@ -19,7 +19,7 @@ _WORTH_KEEPING: Final = 1 << 12
 
 
 class BoundedTokenizer:
-    """Encodes what a model of ``longest`` tokens can take. For one thread.
+    """Encodes what a model of ``longest`` tokens can take. Several threads may use it, as they may the tokenizer.
 
     A text of more characters than so many of the model's longest tokens have is refused before it is read, as vLLM's
     own server does; of others, the first tokens that are too many end it.
@@ -29,7 +29,8 @@ class BoundedTokenizer:
         self._tokenizer, self._longest = tokenizer, longest
         #: Characters of the model's longest token; 0: no long text has come yet.
         self._token_characters = 0
-        #: The last long text, whether it was the begin of a prompt, and its tokens, or why it was refused.
+        #: The last long text, whether it was the begin of a prompt, and its tokens, or why it was refused. Swapped
+        #: whole, so that another thread finds all of it.
         self._last: tuple[str, bool, Sequence[int] | str] = ("", False, ())
 
     def apply_chat_template(self, messages: Any, **options: Any) -> Any:

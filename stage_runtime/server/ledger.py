@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from omni_discovery import wire
 from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import Work, owner_of
+from stage_runtime.server.held_output import HeldOutput
 
 #: How many ended requests are remembered, so that a Submit that comes twice does not run twice.
 _MAX_ENDED: Final = 32_768
@@ -32,6 +33,8 @@ class Ticket:
     #: For a request that comes in segments: the last segment that came, and whether that has ended.
     segment: int | None = None
     is_idle: bool = False
+    #: Output that is held while the hub has not read what was sent before it.
+    held: HeldOutput = field(default_factory=HeldOutput)
     #: Whether the engine has parked the request: its slot is then free for others.
     is_parked: bool = False
     #: From when on an Abort counts as the end of the request's time, monotonic seconds.

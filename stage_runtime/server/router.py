@@ -171,6 +171,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> sockets.socket:
 
 def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.linger = 0
+    socket.sndhwm = config.send_queue
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.router_mandatory = True
     # A hub that reconnects replaces its old connection, which may be dead without having noticed.

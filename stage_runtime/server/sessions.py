@@ -17,6 +17,7 @@ from msgspec import UNSET
 from omni_discovery import wire
 from omni_discovery.errors import WireError
 from omni_discovery.failure_log import Failure, FailureLog
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from omni_discovery.wire.session import Peer, SocketName
 from stage_runtime.config import ServerConfig
@@ -25,6 +26,7 @@ from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
     HandedPiece,
+    HoldBack,
     Job,
     Outcome,
     OutputChunk,
@@ -146,6 +148,9 @@ _SILENT_S: Final = 0.75
 _PROBE_INTERVAL_S: Final = 0.2
 #: Why a hub is given up whose connection is gone. Others are given up though their connection may stand.
 _GONE: Final = "is gone"
+_READS_NOTHING: Final = "reads nothing"
+#: Seconds between two log lines about the same hub that is behind.
+_BEHIND_LOG_S: Final = 60.0
 #: How attempts end that do not fail.
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
@@ -181,6 +186,13 @@ class Sessions:
         self.handshake = Handshake(state, self.ledger, counters, acks, replies)
         self._credits = self.handshake.credits
         self._next_probe_s = 0.0
+        #: The moment of the last flush, at most a tick ago.
+        self._now_s = 0.0
+        #: Connections whose requests are held back in the engine until they have read what waits for them.
+        self._held_back: set[str] = set()
+        #: Connections of which some request's output is held, to be joined.
+        self._holding: set[str] = set()
+        self._log_once = LogOnce(time.monotonic)
         #: ``<stage>/<replica id>`` as log lines name this replica; empty before it is registered.
         self.replica_name = ""
         #: Attempts that ended here, by ``ok``, ``cancelled`` or the failure kind.
@@ -264,6 +276,8 @@ class Sessions:
         ticket.segment = 0 if submit.segmented else None
         ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
+        if peer.name in self._held_back:
+            self._to_do.append(HoldBack(ticket.key, held=True))
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
@@ -322,9 +336,31 @@ class Sessions:
 
     def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
         if not self._replies.push_message(peer.name, wire.encode(message)):
-            self._give_up(peer, "reads too slowly")
+            self._give_up(peer, _READS_NOTHING)
 
     def _report(self, ticket: Ticket, outcome: Report) -> None:
+        name, blocked = ticket.peer.name, self._replies.blocked
+        if name in self._replies.behind and name not in blocked:
+            # The engine has said much at once. What can't be sent now shows that the hub does not read.
+            self._replies.flush_peer(name, self._now_s)
+        if name in blocked and isinstance(outcome, OutputChunk) and ticket.held.add(outcome):
+            self._holding.add(name)
+            return
+        if ticket.held:
+            self._push_held(ticket)
+            if ticket.key not in self.ledger.tickets:
+                return
+            if isinstance(outcome, OutputChunk):
+                self._report(ticket, outcome)
+                return
+        self._push_report(ticket, outcome)
+
+    def _push_held(self, ticket: Ticket) -> None:
+        held = ticket.held.take()
+        if held is not None:
+            self._push_report(ticket, held)
+
+    def _push_report(self, ticket: Ticket, outcome: Report) -> None:
         if isinstance(outcome, (Finished, RequestFailed)):
             self._close(ticket)
             self._log_end(ticket, outcome)
@@ -342,8 +378,32 @@ class Sessions:
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
-        if not self._replies.push_message(ticket.peer.name, head, attachment):
-            self._give_up(ticket.peer, "reads too slowly")
+        self._push_output(ticket, head, attachment)
+
+    def _push_output(self, ticket: Ticket, head: bytes, attachment: bytes | None) -> None:
+        """Queue an output for its hub. Where that is full, the request ends that takes most of it, and no other."""
+        name, push = ticket.peer.name, self._replies.push_message
+        if push(name, head, attachment, ticket):
+            return
+        while not push(name, head, attachment, ticket):
+            largest = self._replies.drop_largest(name)
+            if not isinstance(largest, Ticket):
+                self._give_up(ticket.peer, _READS_NOTHING)
+                return
+            self._end_unread(largest)
+            if largest is ticket:
+                return
+
+    def _end_unread(self, ticket: Ticket) -> None:
+        """End a request whose outputs were dropped because its hub has not read them; it may have ended before."""
+        self._counters["unread_requests"] += 1
+        unread = RequestFailed(ticket.key, FailureKind.OVERLOADED, "the hub does not read its outputs fast enough")
+        if ticket.key in self.ledger.tickets:
+            self._close(ticket)
+            self._log_end(ticket, unread)
+            self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
+        # Not counted as its output: there is room.
+        self._replies.push_message(ticket.peer.name, head_of(ticket, unread, len(self.ledger)))
 
     def _log_end(self, ticket: Ticket, end: Finished | RequestFailed) -> None:
         """Count the end of a request, and log it if it is a failure.
@@ -366,6 +426,7 @@ class Sessions:
 
     def flush_messages(self, now_s: float) -> None:
         """Send acknowledgements, give the engine its jobs, lend and recall credits, and send what else waits."""
+        self._now_s = now_s
         # Before the engine has the requests: one that ends this process was then known to have been accepted.
         self._acks.flush_all(now_s)
         for job in self._to_do:
@@ -373,6 +434,32 @@ class Sessions:
         self._to_do.clear()
         self.handshake.settle_credits(now_s)
         self._replies.flush_all(now_s)
+        if self._holding:
+            self._send_held(now_s)
+        if self._replies.behind != self._held_back:
+            self._hold_back()
+
+    def _send_held(self, now_s: float) -> None:
+        for name in self._holding - self._replies.blocked:
+            self._holding.discard(name)
+            for ticket in self.ledger.tickets_of_peer(name):
+                self._push_held(ticket)
+            self._replies.flush_peer(name, now_s)
+
+    def _hold_back(self) -> None:
+        """Pause the requests of hubs that have fallen behind, and let those of hubs that have caught up go on."""
+        behind = set(self._replies.behind)
+        for ticket in self.ledger.tickets.values():
+            name = ticket.peer.name
+            if (name in behind) != (name in self._held_back):
+                self._jobs(HoldBack(ticket.key, held=name in behind))
+        for name in sorted(behind - self._held_back):
+            self._counters["hubs_held_back"] += 1
+            hub_id = name.partition("/")[0]
+            if self._log_once.should(hub_id, _BEHIND_LOG_S):
+                text = "server.hub_behind hub=%s: it reads its outputs too slowly; its requests here pause until it has"
+                logger.warning(text, hub_id)
+        self._held_back = behind
 
     def run_timers(self, now_s: float) -> None:
         """Retry what could not be sent, give up hubs that stay unreachable, and probe connections without traffic."""
@@ -384,6 +471,8 @@ class Sessions:
             self._credits.close_account(name)
         for name in self._replies.unreachable_peers(self._config.hub_grace_s, now_s):
             self._give_up(Peer(name, name.partition("/")[0]), _GONE)
+        for name in self._replies.blocked_peers(self._config.hub_grace_s, now_s):
+            self._give_up(Peer(name, name.partition("/")[0]), _READS_NOTHING)
         for name in self._acks.unreachable_peers(self._config.hub_grace_s, now_s):
             self._acks.drop_peer(name)
         if now_s < self._next_probe_s:

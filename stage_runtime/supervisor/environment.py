@@ -17,6 +17,7 @@ from omni_discovery.deploy.topology import (
     names_cpu,
 )
 from omni_discovery.errors import ConfigError
+from omni_discovery.processes import reads_own_files
 from stage_runtime.supervisor.devices import (
     UNKNOWN,
     Machine,
@@ -50,8 +51,8 @@ def placed_environment(
     return {
         **settings,
         **base,
-        # Engines start programs of their own, which import nothing from the current folder either.
-        "PYTHONSAFEPATH": "1",
+        # Engines start programs of their own, which load nothing from the current folder either.
+        **reads_own_files(base),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         **_kv_ports(base, stage, ordinal),

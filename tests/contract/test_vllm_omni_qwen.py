@@ -10,6 +10,7 @@ import base64
 import importlib.util
 import io
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -399,6 +400,43 @@ def test_bad_items_are_the_clients_mistake_and_other_requests_go_on(chain: Chain
         error = said[key][-1].error
         assert error is not None, key
         assert error[0] == FailureKind.INVALID, error
+    idle(thinker)
+
+
+@pytest.mark.attack("G1")
+@every
+def test_others_are_answered_while_a_long_prompt_is_read(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. two long prompts; the tokenizer does not come to an end with them; 2. another request is answered
+    3. the second is aborted; the first is read, and is too long for the model
+    """
+    thinker, go_on = chain.engines[0], threading.Event()
+    plain = chain.ask({"a": CHAT}, params(), stages=1)["a"]
+    bounded = thinker._tokenizer  # type: ignore[attr-defined]
+    real = bounded._tokenizer
+
+    class Slow:
+        def encode(self, text: str, **options: Any) -> list[int]:
+            if len(text) > 1000:
+                assert go_on.wait(WAIT_S)
+            return list(real.encode(text, **options))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    monkeypatch.setattr(bounded, "_tokenizer", Slow())
+    # As if so long a text could fit.
+    monkeypatch.setattr(bounded, "_token_characters", 10_000)
+    long = {"messages": [{"role": "user", "content": "word " * 14_000}]}
+    for key, inputs in (("long", long), ("second", {"prompt": "many " * 14_000}), ("good", CHAT)):
+        thinker.add(StageRequest(key, key, inputs=inputs, params=params()[0], next_stages=(1,)))
+    said = finish(thinker, "good")["good"]
+    assert "".join(output.text for output in said) == plain.text
+    thinker.abort("second")
+    assert finish(thinker, "second")["second"][-1].finish_reason == "abort"
+    go_on.set()
+    error = finish(thinker, "long")["long"][-1].error
+    assert error is not None
+    assert (error[0], "Make it shorter" in error[1]) == (FailureKind.INVALID, True), error
     idle(thinker)
 
 

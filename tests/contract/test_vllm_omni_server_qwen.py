@@ -13,6 +13,7 @@ import wave
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 if importlib.util.find_spec("vllm_omni") is None:
@@ -39,13 +40,25 @@ ASK: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content":
 
 
 @pytest.fixture(scope="module")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("model") / "tiny-omni"
     write_qwen2_5_omni(folder)
+    return str(folder)
+
+
+def frontend_of(model: str, **first_args: Any) -> Any:
+    """The server; ``first_args`` are further engine arguments of the first stage."""
+    first, *others = qwen_omni_stages(model)
+    first = msgspec.structs.replace(first, engine_args={**first.engine_args, **first_args})
     with as_the_supervisor_has_it():
         from hub.api.vllm.omni.server import OmniFrontend
 
-        return OmniFrontend(DeployConfig(stages=qwen_omni_stages(str(folder)), model="tiny"), "")
+        return OmniFrontend(DeployConfig(stages=(first, *others), model="tiny"), "")
+
+
+@pytest.fixture(scope="module")
+def thinking(model: str) -> Any:
+    return frontend_of(model)
 
 
 def write(replica: FakeReplica, submit: wire.Submit, seq: int, text: str, token_ids: tuple[int, ...]) -> None:
@@ -122,3 +135,25 @@ async def test_files_in_a_chat_reach_the_thinker_as_they_came(thinking: Any) -> 
     assert submits[1].inputs == {"messages": messages}
     assert (linked.status_code, with_tools.status_code) == (400, 501), (linked.text, with_tools.text)
     assert (elsewhere.status_code, "input_audio" in elsewhere.text) == (501, True), elsewhere.text
+
+
+async def test_links_on_the_operators_list_reach_the_thinker_and_no_others(model: str) -> None:
+    """The replica fetches them; the server, which would fetch for itself, sees none of them."""
+    linking = frontend_of(model, allowed_media_domains=["media.example.org"], allowed_local_media_path="/srv/media")
+    text = {"type": "text", "text": "what is this?"}
+    asks = [
+        {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": url}}, text]}],
+            "modalities": ["text"],
+        }
+        for url in ("https://media.example.org/a.wav", "file:///srv/media/a.wav", "https://other.example.org/a.wav")
+    ]
+    async with serving(linking, think, talk, decode, deploy=TRIO) as (client, (thinker, _, _), _):
+        answers = [await client.post("/v1/chat/completions", json=each) for each in asks]
+        batch = await client.post("/v1/chat/completions/batch", json={**asks[0], "messages": [asks[0]["messages"]]})
+        submits = thinker.of(wire.Submit)
+    assert [each.status_code for each in answers] == [200, 200, 400], [each.text for each in answers]
+    assert "only files of media.example.org are fetched here" in answers[2].text
+    assert [each.inputs for each in submits] == [{"messages": each["messages"]} for each in asks[:2]]
+    assert batch.status_code == 501, batch.text

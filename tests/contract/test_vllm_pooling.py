@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -168,6 +169,44 @@ def test_what_can_not_be_pooled_is_refused_by_name_and_the_engine_lives(
     with pytest.raises(InvalidRequestError, match=named):
         embedder.add(StageRequest("bad", "bad", inputs=inputs, params=params))
     assert not embedder.has_unfinished()
+
+
+@pytest.mark.attack("G1")
+def test_others_are_pooled_while_a_long_prompt_is_read(
+    embedder: VllmPoolingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. two long prompts; the tokenizer does not come to an end with the first
+    2. another request is answered; the second one is aborted; 3. the first is read, and answered
+    """
+    go_on = threading.Event()
+
+    class Slow:
+        def encode(self, text: str, **options: Any) -> list[int]:
+            if len(text) > 1000:
+                assert go_on.wait(60)
+            return [30, 31] if options["add_special_tokens"] else []
+
+    monkeypatch.setattr(embedder._model.bounded, "_tokenizer", Slow())
+    # As if so long a text could fit.
+    monkeypatch.setattr(embedder._model.bounded, "_token_characters", 10_000)
+    embedder.add(ask("long", "a" * 70_000))
+    embedder.add(ask("second", "b" * 70_000))
+    with pytest.raises(InvalidRequestError, match="running already"):
+        embedder.add(ask("long"))
+    embedder.add(StageRequest("k", "k", inputs={"prompt_token_ids": [30, 31]}))
+    said: list[EngineOutput] = []
+    while not said:
+        said += embedder.step()
+    assert [output.key for output in said] == ["k"]
+    embedder.abort("second")
+    assert [(output.key, output.finish_reason) for output in embedder.step()] == [("second", "abort")]
+    assert embedder.has_unfinished()
+    go_on.set()
+    read: list[EngineOutput] = []
+    while embedder.has_unfinished():
+        read += embedder.step()
+    assert [output.key for output in read] == ["long"]
+    assert np.allclose(array_of(read), array_of(said))
 
 
 def test_a_prompt_may_fill_the_context_for_no_answer_follows(embedder: VllmPoolingEngine) -> None:

@@ -69,7 +69,7 @@ def test_their_file_serves_on_hosts_without_a_hub_and_survives_a_killed_decoder(
     for number in range(_MOST_KILLS):
         wait_for("both decoders", lambda: len(cluster.replicas(1)) == 2, _READY_S)
         killed = cluster.replicas(1)[number % 2]
-        assert speak(hub.url, _TOKENS, on_third=lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
+        assert speak(hub.url, _TOKENS, on_piece=lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
         if "replica.lost_at_work replica=1/" in hub.text:
             break
     assert "replica.lost_at_work replica=1/" in hub.text

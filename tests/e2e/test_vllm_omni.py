@@ -5,92 +5,32 @@ Needs the environment that `make omni-test` makes.
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import signal
-import subprocess
 import urllib.error
 import urllib.request
-import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.hub import Hub
+from tests.support.omni_cluster import MARKS, PYTHON, hub_with, speak, speaking, write_model
 from tests.support.processes import wait_for
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-omni" / "bin" / "python"
+pytestmark = MARKS
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
-]
-
-DEPLOY = """
-model: tiny-tts
-async_chunk: true
-stages:
-  - stage_id: 0
-    engine: vllm-omni
-    model: {model}
-    engine_args: {{{both}, max_model_len: 1024, dtype: bfloat16}}
-    default_sampling_params: {{speaker: ethan, language: English}}
-    runtime: {{devices: cpu, num_replicas: 2, python: {python}}}
-  - stage_id: 1
-    engine: vllm-omni
-    model: {model}
-    engine_args: {{{both}, max_model_len: 8192, max_num_batched_tokens: 8192, dtype: float32}}
-    runtime: {{devices: cpu, num_replicas: 2, python: {python}}}
-    final_output: audio
-"""
 _READY_S = 120.0
 _MOST_KILLS = 6
-BOTH = (
-    "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "
-    "enforce_eager: true, kv_cache_memory_bytes: 33554432, max_num_seqs: 4"
-)
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("omni")
-    model = folder / "tiny-tts"
-    command = [str(PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
-    subprocess.run(command, cwd=PYTHON.parents[2], check=True, capture_output=True, timeout=300)
-    running = Hub.of_yaml(folder, DEPLOY.format(model=model, python=PYTHON, both=BOTH))
-    try:
-        yield running.wait_ready(300.0)
-    finally:
-        left = running.stop()
-    assert not left, running.text[-3000:]
-
-
-def speak(hub: Hub, tokens: int, on_piece: Callable[[], None] = lambda: None, number: int = 3, **params: Any) -> bytes:
-    """The samples of one streamed answer; ``on_piece`` is called when so many pieces of it were heard."""
-    params_list = [{"max_tokens": tokens, "seed": 7, **params}, {}]
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
-    data = json.dumps({**body, "sampling_params_list": params_list}).encode()
-    request = urllib.request.Request(f"{hub.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
-    heard: list[bytes] = []
-    with urllib.request.urlopen(request, timeout=120) as response:
-        for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            assert "error" not in event, event["error"]
-            for choice in event["choices"]:
-                if sound := choice["delta"].get("audio", {}).get("data"):
-                    with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
-                        heard.append(file.readframes(file.getnframes()))
-                    if len(heard) == number:
-                        on_piece()
-    assert len(heard) > 3
-    return b"".join(heard)
+    with hub_with(folder, speaking(write_model(folder), talkers=2, python=PYTHON)) as running:
+        yield running
 
 
 def pids(hub: Hub, *stages: int) -> list[int]:
@@ -120,15 +60,15 @@ def test_no_sample_is_missing_or_heard_twice_when_a_decoder_dies(hub: Hub) -> No
     2. decoders are killed while a client listens, until it was the client's own: what the client hears is the same,
        sample by sample
     """
-    expected = speak(hub, 160)
+    expected = speak(hub.url, 160)
     assert len(set(expected)) > 100, "that is silence"
-    assert speak(hub, 160) == expected
+    assert speak(hub.url, 160) == expected
     wait_for("both decoders", lambda: len(pids(hub, 1)) == 2, _READY_S)
     for pid in pids(hub, 1):
         assert Path(f"/proc/{pid}/cmdline").read_bytes().startswith(str(PYTHON).encode())
     for number in range(_MOST_KILLS):
         killed = pids(hub, 1)[number % 2]
-        assert speak(hub, 160, lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
+        assert speak(hub.url, 160, lambda: os.kill(killed, signal.SIGKILL)) == expected  # noqa: B023
         if lost_at_work(hub, 1):
             break
         wait_for("another decoder", lambda: len(set(pids(hub, 1)) - {killed}) == 2, _READY_S)  # noqa: B023
@@ -143,10 +83,10 @@ def test_no_sample_is_missing_or_heard_twice_when_a_talker_dies_behind_the_first
     """
     wait_for("all replicas", lambda: len(pids(hub, 0, 1)) == 4, _READY_S)
     assert all(each["deterministic"] for each in hub.replicas())
-    expected = speak(hub, 300)
+    expected = speak(hub.url, 300)
     for number in range(_MOST_KILLS):
         killed = pids(hub, 0)[number % 2]
-        assert speak(hub, 300, lambda: os.kill(killed, signal.SIGKILL), 1) == expected  # noqa: B023
+        assert speak(hub.url, 300, lambda: os.kill(killed, signal.SIGKILL), 1) == expected  # noqa: B023
         if lost_at_work(hub, 0):
             break
         wait_for("another talker", lambda: len(set(pids(hub, 0)) - {killed}) == 2, _READY_S)  # noqa: B023
@@ -162,7 +102,7 @@ def test_talker_and_decoder_die_together_and_the_sound_goes_on(hub: Hub) -> None
     """
     wait_for("all replicas", lambda: len(pids(hub, 0, 1)) == 4, _READY_S)
     before = hub.text.count("replica.lost_at_work")
-    expected = len(speak(hub, 300, seed=None, ignore_eos=True))
+    expected = len(speak(hub.url, 300, seed=None, min_tokens=300))
     for number in range(_MOST_KILLS):
         killed = {pids(hub, 0)[number % 2], pids(hub, 1)[number % 2]}
 
@@ -170,7 +110,7 @@ def test_talker_and_decoder_die_together_and_the_sound_goes_on(hub: Hub) -> None
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
 
-        assert len(speak(hub, 300, kill_both, seed=None, ignore_eos=True)) == expected
+        assert len(speak(hub.url, 300, kill_both, seed=None, min_tokens=300)) == expected
         if hub.text.count("replica.lost_at_work") > before + 1:
             break
         wait_for("two others", lambda: len(set(pids(hub, 0, 1)) - killed) == 4, _READY_S)  # noqa: B023
@@ -182,7 +122,7 @@ def test_the_speech_route_says_what_a_chat_says_in_a_voice_of_the_model(hub: Hub
         voices = json.load(response)["voices"]
     assert voices
     for voice in voices:
-        expected = speak(hub, 40, speaker=voice)
+        expected = speak(hub.url, 40, speaker=voice)
         assert say(hub, voice=voice) == say(hub, voice=voice, stream_format="audio") == (200, expected)
     status, refused = say(hub, voice="nobody")
     assert status == 400

@@ -31,37 +31,12 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.records.keys import pipeline_key
 from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
-from tests.support.omni_cluster import PYTHON, write_model
+from tests.support.omni_cluster import MARKS, PYTHON, speaking, write_model
 from tests.support.processes import Child, wait_for
 from tests.support.registry import etcdctl
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
-]
+pytestmark = MARKS
 
-BOTH = (
-    "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "
-    "enforce_eager: true, kv_cache_memory_bytes: 33554432, max_num_seqs: 4"
-)
-DEPLOY = """
-model: tiny-tts
-async_chunk: true
-stages:
-  - stage_id: 0
-    engine: vllm-omni
-    model: {model}
-    engine_args: {{{both}, max_model_len: 1024, dtype: bfloat16}}
-    default_sampling_params: {{speaker: ethan, language: English, max_tokens: 160, seed: 7}}
-    runtime: {{devices: cpu, num_replicas: 1}}
-  - stage_id: 1
-    engine: vllm-omni
-    model: {model}
-    engine_args: {{{both}, max_model_len: 8192, max_num_batched_tokens: 8192, dtype: float32}}
-    runtime: {{devices: cpu, num_replicas: 2}}
-    final_output: audio
-"""
 FLAGS = ("--api", "vllm-omni", "--api-args=--chat-template '{{ messages[-1].content }}'")
 KEY = "a-key-of-alice-41c0"
 _READY_S = 300.0
@@ -107,7 +82,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "keys").chmod(0o600)
     (folder / "locked").mkdir()
     document = folder / "deploy.yaml"
-    document.write_text(DEPLOY.format(model=model, both=BOTH))
+    document.write_text(speaking(model, talkers=1, defaults="max_tokens: 160, seed: 7"))
     door = [
         "--api-key-file",
         str(folder / "keys"),

@@ -9,15 +9,9 @@ import sys
 import wave
 from pathlib import Path
 
-import pytest
+from tests.support.omni_cluster import MARKS, PYTHON, write_model
 
-from tests.support.omni_cluster import PYTHON, write_model
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make setup-omni"),
-]
+pytestmark = MARKS
 _DEMO_S = 600
 
 

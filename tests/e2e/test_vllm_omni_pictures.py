@@ -9,25 +9,19 @@ import base64
 import io
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from tests.support.attackers import cpu_s
 from tests.support.hub import Hub
+from tests.support.omni_cluster import MARKS, PYTHON, hub_with, write_model
 from tests.support.processes import wait_for
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-omni" / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
-]
+pytestmark = MARKS
 
 DEPLOY = """
 model: tiny-pictures
@@ -45,22 +39,16 @@ stages:
     final_output: image
 """
 _READY_S = 300.0
-#: More than an idle replica spends in half a minute, and a fraction of what a long picture takes.
-_TICKS = 50
+#: More processor time than an idle replica spends in half a minute, and a fraction of what a long picture takes.
+_WORK_S = 0.5
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("omni")
-    model = folder / "tiny-qwen-image"
-    command = [str(PYTHON), "-m", "tests.support.tiny_qwen_image", str(model)]
-    subprocess.run(command, cwd=PYTHON.parents[2], check=True, capture_output=True, timeout=300)
-    running = Hub.of_yaml(folder, DEPLOY.format(model=model, python=PYTHON))
-    try:
-        yield running.wait_ready(_READY_S)
-    finally:
-        left = running.stop()
-    assert not left, running.text[-3000:]
+    model = write_model(folder, "tiny_qwen_image")
+    with hub_with(folder, DEPLOY.format(model=model, python=PYTHON)) as running:
+        yield running
 
 
 def draw(hub: Hub, text: str, asked: dict[str, Any] | None = None, **fields: Any) -> tuple[int, dict[str, Any]]:
@@ -100,21 +88,14 @@ def test_a_picture_is_drawn_again_where_its_replica_dies(hub: Hub) -> None:
     status, body = draw(hub, "a red cat", asked)
     assert status == 200, body
     wait_for("both painters", lambda: len(painters(hub)) == 2, _READY_S)
-    idle = {pid: ticks(pid) for pid in painters(hub)}
+    idle = {pid: cpu_s(pid) for pid in painters(hub)}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(draw, hub, "a red cat", asked)
         busy = wait_for(
-            "a painter at work", lambda: [pid for pid, spent in idle.items() if ticks(pid) > spent + _TICKS]
+            "a painter at work", lambda: [pid for pid, spent in idle.items() if cpu_s(pid) > spent + _WORK_S]
         )
         os.kill(busy[0], signal.SIGKILL)
         status, again = answer.result(120.0)
     assert status == 200, again
     assert picture(again) == picture(body)
     assert "replica.lost_at_work replica=1/" in hub.text
-
-
-def ticks(pid: int) -> int:
-    """The processor time of a process so far, in the kernel's hundredths."""
-    # The name in brackets may hold anything; what follows the last bracket is plain.
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])

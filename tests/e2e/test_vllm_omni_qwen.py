@@ -10,28 +10,21 @@ import io
 import json
 import os
 import signal
-import subprocess
 import threading
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.attackers import cpu_s
 from tests.support.hub import Hub
+from tests.support.omni_cluster import MARKS, PYTHON, hub_with, write_model
 from tests.support.processes import wait_for
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-omni" / "bin" / "python"
-
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.long,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
-]
+pytestmark = [*MARKS, pytest.mark.long]
 
 DEPLOY = """
 model: {kind}
@@ -63,8 +56,8 @@ KINDS = {
 }
 _READY_S = 240.0
 _MOST_TRIES = 6
-#: So much processor time, in hundredths of a second, is no heartbeat.
-_AT_WORK_TICKS = 4
+#: So much processor time is no heartbeat.
+_AT_WORK_S = 0.04
 MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello world"}]
 
 
@@ -72,17 +65,12 @@ MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content"
 def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     kind: str = request.param
     folder = tmp_path_factory.mktemp("omni")
-    model = folder / "tiny"
-    command = [str(PYTHON), "-m", "tests.support.tiny_qwen_omni", kind, str(model)]
-    subprocess.run(command, cwd=PYTHON.parents[2], check=True, capture_output=True, timeout=300)
+    model = write_model(folder, "tiny_qwen_omni", kind)
     known = dict(KINDS[kind])
     every = str(known.pop("every")).format(pieces=known["pieces"]) + (CHUNKS if known["pieces"] == "true" else "")
-    running = Hub.of_yaml(folder, DEPLOY.format(kind=kind, model=model, python=PYTHON, every=every, **known))
-    try:
-        yield running.wait_ready(600.0)
-    finally:
-        left = running.stop()
-    assert not left, running.text[-3000:]
+    document = DEPLOY.format(kind=kind, model=model, python=PYTHON, every=every, **known)
+    with hub_with(folder, document, ready_s=600.0) as running:
+        yield running
 
 
 @dataclass
@@ -174,10 +162,10 @@ class Killer:
             self._thread.start()
 
     def _kill_the_one_at_work(self) -> None:
-        before = {pid: cpu_ticks(pid) for pid in self._pids}
+        before = {pid: cpu_s(pid) for pid in self._pids}
         while not self._is_over.wait(0.01):
             for pid in self._pids:
-                if cpu_ticks(pid) - before[pid] >= _AT_WORK_TICKS:
+                if cpu_s(pid) - before[pid] >= _AT_WORK_S:
                     os.kill(pid, signal.SIGKILL)
                     self.killed = pid
                     return
@@ -185,12 +173,6 @@ class Killer:
     def join(self) -> None:
         self._is_over.set()
         self._thread.join(_READY_S)
-
-
-def cpu_ticks(pid: int) -> int:
-    """The processor time that a process has used, in hundredths of a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 @pytest.mark.parametrize("stage_id", [2, 1, 0], ids=["code2wav", "talker", "thinker"])

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "K")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,21 @@ ATTACKS: Final = (
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
     Attack(
+        "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
+    ),
+    Attack("I2", "clients that read slowly, where stages hand over by pieces", "no stage keeps their slots"),
+    Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
+    Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
+    Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
+    Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
+    Attack(
         "K3",
         "many replicas send frames of millions of maps, and pieces without end",
         "refused before they are decoded; the window is kept; others are served",
     ),
     Attack("K4", "records of a megabyte of empty lists", "not decoded, hidden and named; hubs and commands go on"),
+    Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 
 #: Rows without a test, and why.

@@ -97,10 +97,11 @@ class LocalReplica:
     def ports(self) -> set[int]:
         return {self.server.input_port, self.server.output_port}
 
-    def raw_hub(self, hub_id: str, keys: KeyPair | None, routing_id: str = "") -> RawHub:
-        """A hub's bare sockets to it."""
+    def raw_hub(self, hub_id: str, keys: KeyPair | None, routing_id: str = "", receive_queue: int = 1000) -> RawHub:
+        """A hub's bare sockets to it. ``receive_queue``: the messages that it takes in before anybody reads them."""
         info = self.info
-        return RawHub(hub_id, keys, info.input_addr, info.output_addr, info.curve_public_key, info.epoch, routing_id)
+        addresses = info.input_addr, info.output_addr
+        return RawHub(hub_id, keys, *addresses, info.curve_public_key, info.epoch, routing_id, receive_queue)
 
     def _take(self, job: Job) -> None:
         self.loop.jobs.put(job)

@@ -1,4 +1,4 @@
-"""A speaking model as vLLM-Omni's users start it, on hosts that share an etcd: their deploy file, their flags."""
+"""Hubs with tiny models in vLLM-Omni's Python; and a speaking model as its users start it: their file, their flags."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import json
 import subprocess
 import urllib.request
 import wave
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.hub import Hub
@@ -19,6 +22,34 @@ from tests.support.processes import Child
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The Python that `make setup-omni` makes.
 PYTHON: Final = ROOT / ".venv-omni" / "bin" / "python"
+#: The marks of tests that need it.
+MARKS: Final = [
+    pytest.mark.e2e,
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON.exists(), reason="vLLM-Omni has an environment of its own: make omni-test"),
+]
+#: A speaking model, with engine arguments for small pieces on a CPU.
+_SPEAKING: Final = """
+model: tiny-tts
+async_chunk: true
+stages:
+  - stage_id: 0
+    engine: vllm-omni
+    model: {model}
+    engine_args: {{{both}, max_model_len: 1024, dtype: bfloat16}}
+    default_sampling_params: {{speaker: ethan, language: English{defaults}}}
+    runtime: {{devices: cpu, num_replicas: {talkers}{python}}}
+  - stage_id: 1
+    engine: vllm-omni
+    model: {model}
+    engine_args: {{{both}, max_model_len: 8192, max_num_batched_tokens: 8192, dtype: float32}}
+    runtime: {{devices: cpu, num_replicas: 2{python}}}
+    final_output: audio
+"""
+_BOTH: Final = (
+    "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "
+    "enforce_eager: true, kv_cache_memory_bytes: 33554432, max_num_seqs: 4"
+)
 #: A deploy file as vLLM-Omni has them: no engine, no model, no output. Small pieces, and what a CPU needs.
 THEIRS: Final = """
 async_chunk: true
@@ -50,12 +81,33 @@ stages:
 NAMESPACE: Final = "test"
 
 
-def write_model(folder: Path) -> str:
-    """Write the tiny Qwen3-TTS; return its folder."""
-    model = folder / "tiny-tts"
-    command = [str(PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
+def write_model(folder: Path, writer: str = "tiny_qwen3_tts", *arguments: str) -> str:
+    """Have a module of this folder write a tiny model; return its folder."""
+    model = folder / "tiny"
+    command = [str(PYTHON), "-m", f"tests.support.{writer}", *arguments, str(model)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
     return str(model)
+
+
+def speaking(model: str, talkers: int, *, python: Path | None = None, defaults: str = "") -> str:
+    """The document of a speaking model, with two decoders.
+
+    ``python`` runs its replicas, else that of the hub; ``defaults`` are further parameters of its talkers.
+    """
+    its_python = "" if python is None else f", python: {python}"
+    more = f", {defaults}" if defaults else ""
+    return _SPEAKING.format(model=model, both=_BOTH, talkers=talkers, python=its_python, defaults=more)
+
+
+@contextmanager
+def hub_with(folder: Path, document: str, ready_s: float = 300.0) -> Iterator[Hub]:
+    """A hub that serves the document with stages of its own; it leaves no process."""
+    running = Hub.of_yaml(folder, document)
+    try:
+        yield running.wait_ready(ready_s)
+    finally:
+        left = running.stop()
+    assert not left, running.text[-3000:]
 
 
 class Cluster:
@@ -98,9 +150,9 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def speak(url: str, tokens: int, on_third: Callable[[], None] = lambda: None) -> bytes:
-    """The samples of one streamed answer; ``on_third`` is called when three pieces of it were heard."""
-    params = [{"max_tokens": tokens, "seed": 7, "speaker": "ethan", "language": "English"}, {}]
+def speak(url: str, tokens: int, on_piece: Callable[[], None] = lambda: None, number: int = 3, **talkers: Any) -> bytes:
+    """The samples of one streamed answer; ``on_piece`` is called when so many pieces of it were heard."""
+    params = [{"max_tokens": tokens, "seed": 7, "speaker": "ethan", "language": "English", **talkers}, {}]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
     data = json.dumps({**body, "sampling_params_list": params}).encode()
     request = urllib.request.Request(f"{url}/v1/chat/completions", data, {"Content-Type": "application/json"})
@@ -115,7 +167,7 @@ def speak(url: str, tokens: int, on_third: Callable[[], None] = lambda: None) ->
                 if sound := choice["delta"].get("audio", {}).get("data"):
                     with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
                         heard.append(file.readframes(file.getnframes()))
-                    if len(heard) == 3:
-                        on_third()
+                    if len(heard) == number:
+                        on_piece()
     assert len(heard) > 3
     return b"".join(heard)

@@ -233,7 +233,8 @@ _LABELS: Final = {
     "device": "the devices that the replica was shown",
     "engine": "the engine of the stage",
     "event": "what a replica's sockets counted: `refused_handshakes`, `bad_frames`, `wrong_epoch`, `replayed`,"
-    " `rejected_<failure kind>`, `hubs_given_up`, `hoarded_credits`, `revoked` ...",
+    " `rejected_<failure kind>`, `hubs_given_up`, `hubs_held_back`, `unread_requests`, `hoarded_credits`,"
+    " `revoked` ...",
     "hub": "the id of a hub",
     "gpu": "the GPU's number among those that the replica sees",
     "key": "the name of an API key, or `admin` or `metrics` for those tokens; never a key",

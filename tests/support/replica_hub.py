@@ -28,8 +28,10 @@ class RawHub:
         replica_public: str,
         epoch: int,
         routing_id: str = "",
+        receive_queue: int = 1000,
     ) -> None:
         self.hub_id = hub_id
+        self._receive_queue = receive_queue
         self.routing_id = routing_id or f"{hub_id}/{secrets.token_hex(8)}"
         self.epoch = epoch
         #: What came with a batch and was not asked for yet, with its attachments, by socket.
@@ -42,6 +44,7 @@ class RawHub:
         socket = self._context.socket(zmq.DEALER)
         socket.identity = self.routing_id.encode()
         socket.linger = 0
+        socket.rcvhwm = self._receive_queue
         socket.reconnect_ivl = 50
         if keys is not None:
             secure_client(socket, keys, replica_public)

@@ -90,25 +90,25 @@ class Speech:
 
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, sounds: EncoderThreads) -> None:
         self._route = Route(omni, deploy, "speech")
-        self._omni, self._deploy, self._sounds = omni, deploy, sounds
+        self._sounds = sounds
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
         return await self._route.answer(request, self._parse, self._answer)
 
     def _parse(self, body: bytes) -> SpeechRequest:
-        if not any(stage.final_output == "audio" for stage in self._deploy.stages):
+        if not any(stage.final_output == "audio" for stage in self._route.deploy.stages):
             raise InvalidRequestError("this pipeline makes no sound: no stage of it has final_output: audio")
         return parse_speech(body)
 
     async def _answer(self, speech: SpeechRequest, came: Came) -> Response:
-        with self._omni.rejections.counted():
-            params = speech_params(self._deploy, speech)
+        with self._route.omni.rejections.counted():
+            params = speech_params(self._route.deploy, speech)
         ask = Ask({"messages": [{"role": "user", "content": speech.input}]}, params, ("audio",))
         generation = self._route.generation(came, speech, [ask])
         sound = SoundFile(speech.sound_format, speech.speed, is_streamed=speech.streams is not None)
-        usage = Usage([stage.stage_id for stage in self._deploy.stages])
-        headers, mime = stale_header(self._omni), FORMATS[speech.sound_format].mime
+        usage = Usage([stage.stage_id for stage in self._route.deploy.stages])
+        headers, mime = stale_header(self._route.omni), FORMATS[speech.sound_format].mime
         if speech.streams is None:
             body = await self._whole(generation, sound)
             if generation.has_left:

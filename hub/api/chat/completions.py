@@ -31,7 +31,7 @@ class ChatCompletions:
 
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, sounds: EncoderThreads) -> None:
         self._route = Route(omni, deploy, "chatcmpl")
-        self._omni, self._deploy, self._sounds = omni, deploy, sounds
+        self._sounds = sounds
         self._links = links_of(deploy.stages[0].engine, deploy.stages[0].engine_args)
 
     async def respond(self, request: Request) -> Response:
@@ -40,25 +40,25 @@ class ChatCompletions:
 
     def _parse(self, body: bytes) -> ChatRequest:
         chat = parse_chat(body, self._links)
-        refuse_embeddings(self._deploy.stages, chat.modalities)
+        refuse_embeddings(self._route.deploy.stages, chat.modalities)
         if chat.audio is not None and "audio" not in self._modalities(chat):
             raise InvalidRequestError("'audio' says how sound is put out, and no sound is asked for here: leave it out")
         return chat
 
     def _modalities(self, chat: ChatRequest) -> set[str]:
         """The modalities of the answer."""
-        made = {stage.final_output for stage in self._deploy.stages}
+        made = {stage.final_output for stage in self._route.deploy.stages}
         return {each for each in made if chat.modalities is None or each in chat.modalities}
 
     async def _answer(self, chat: ChatRequest, came: Came) -> Response:
-        with self._omni.rejections.counted():
-            params = chat_params(self._deploy, chat)
+        with self._route.omni.rejections.counted():
+            params = chat_params(self._route.deploy, chat)
         companions = {role: {"messages": [{"role": "user", "content": text}]} for role, text in chat.companions.items()}
         inputs, answers = {"messages": chat.messages}, chat.n or 1
         asks = [Ask(inputs, with_seed(params, number), chat.modalities, companions) for number in range(answers)]
-        stage_ids = [stage.stage_id for stage in self._deploy.stages]
+        stage_ids = [stage.stage_id for stage in self._route.deploy.stages]
         given = (
-            *(came.exchange, self._deploy.served_name, Choices(self._modalities(chat), answers)),
+            *(came.exchange, self._route.model, Choices(self._modalities(chat), answers)),
             *(Usage(stage_ids, answers), self._sounds),
         )
         more = {"sound_format": chat.sound_format, "top_logprobs": chat.top_logprobs or 0}
@@ -84,7 +84,7 @@ class ChatCompletions:
         first = await generation.first()
         usage = chat.stream_options is not None and chat.stream_options.include_usage
         events = _events(answer, first, generation, usage=usage, timings=chat.include_timings)
-        return GenerationStream(generation, events, "text/event-stream", stale_header(self._omni))
+        return GenerationStream(generation, events, "text/event-stream", stale_header(self._route.omni))
 
 
 async def _events(

@@ -31,6 +31,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]], links: MediaLinks = NO
 
     ``links``: what may be named by a link, for the first stage's replica to fetch.
     """
+    if not messages:
+        raise InvalidRequestError("'messages' is empty; send at least one user message")
     counts = dict.fromkeys(_MOST, 0)
     for position, message in enumerate(messages):
         where = f"messages[{position}]"

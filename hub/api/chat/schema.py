@@ -98,8 +98,6 @@ def parse_chat(body: bytes, links: MediaLinks = NO_LINKS) -> ChatRequest:
     """Read and check a request body; ``links`` are allowed. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
     check_neutral(request, NEUTRAL)
-    if not request.messages:
-        raise InvalidRequestError("'messages' is empty; send at least one user message")
     check_messages(request.messages, links)
     if request.audio is not None:
         check_sound(request.audio.format, "audio.format")

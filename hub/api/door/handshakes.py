@@ -32,7 +32,8 @@ _MOST_AT_ONCE: Final = 64
 _PAUSE_S: Final = 1.0
 _SCARCE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _LOG_EVERY_S: Final = 60.0
-#: Handshakes are cut by the bounds of their BoundedServer, which looks once a second: this ends none before that.
+#: Handshakes and goodbyes are cut by the bounds of their BoundedServer, which looks once a second: this ends none
+#: before that. asyncio would count the time that the rest of an answer takes as a part of the goodbye.
 _NEVER_S: Final = 1e6
 
 
@@ -51,6 +52,11 @@ class Handshake(Bounded):
     @property
     def unsent_bytes(self) -> int:
         """See Bounded. What TLS sends by itself fits into the kernel."""
+        return 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """See Bounded."""
         return 0
 
     def cut(self, reason: Cut) -> None:
@@ -76,10 +82,8 @@ class TlsListener:
         context: ssl.SSLContext,
         bounded: BoundedServer,
         make: Callable[[], BoundedHttp],
-        goodbye_s: float,
     ) -> None:
         self._listener, self._context, self._bounded, self._make = listener, context, bounded, make
-        self._goodbye_s = goodbye_s
         self._loop = asyncio.get_running_loop()
         self._under_way: set[Handshake] = set()
         self._is_closed = False
@@ -133,7 +137,7 @@ class TlsListener:
 
         sock.setblocking(False)
         protocol.tls = TlsInput(self._loop, flood)
-        begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=self._goodbye_s)
+        begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=_NEVER_S)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)
         handshake.task.add_done_callback(partial(self._ended, sock, handshake))

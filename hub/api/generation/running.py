@@ -105,7 +105,9 @@ class Route:
             return error_response(error)
 
     def generation(self, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> Generation:
-        """Begin these requests when the first output is asked for."""
+        """Begin these requests when the first output is asked for. Raise if its client has no room for so many."""
+        with self.omni.rejections.counted():
+            came.exchange.charge(len(asks) - 1)
         return Generation(self.omni, came, fields, asks)
 
     def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:
@@ -188,8 +190,12 @@ class Generation:
                     yield 0, output
             return
         queue: asyncio.Queue[_Queued] = asyncio.Queue(_AHEAD)
-        pumps = [asyncio.create_task(_pump(number, each, queue)) for number, each in enumerate(self._outputs)]
+        pumps: list[asyncio.Task[None]] = []
         try:
+            for number, each in enumerate(self._outputs):
+                pumps.append(asyncio.create_task(_pump(number, each, queue)))
+                # A long prompt takes its time to check and to send: others get a turn between two of them.
+                await asyncio.sleep(0)
             left = len(pumps)
             # A client that left before the requests were known has aborted none of them.
             while left and not self.has_left:

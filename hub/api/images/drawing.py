@@ -33,7 +33,7 @@ class Drawing:
 
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, event: str) -> None:
         self.route = Route(omni, deploy, "img")
-        self._omni, self._deploy, self._event = omni, deploy, event
+        self._event = event
         self._drawing = [stage.stage_id for stage in deploy.stages if stage.final_output == "image"]
 
     def check_pipeline(self) -> None:
@@ -43,14 +43,14 @@ class Drawing:
 
     async def respond(self, asked: ImageFields, came: Came) -> Response:
         """The answer to a request. Raise OmniError."""
-        with self._omni.rejections.counted():
+        with self.route.omni.rejections.counted():
             more = dict.fromkeys(self._drawing, asked.image_params())
-            params = stage_params(self._deploy, asked, {}, more)
+            params = stage_params(self.route.deploy, asked, {}, more)
         inputs = {"messages": [{"role": "user", "content": asked.content()}]}
         asks = [Ask(inputs, with_seed(params, number), ("image",)) for number in range(asked.n or 1)]
-        usage = Usage([stage.stage_id for stage in self._deploy.stages], len(asks))
+        usage = Usage([stage.stage_id for stage in self.route.deploy.stages], len(asks))
         generation = self.route.generation(came, asked, asks)
-        headers = stale_header(self._omni)
+        headers = stale_header(self.route.omni)
         if asked.stream:
             # The first output decides the status: an error before it is an ordinary error answer.
             first = await generation.first()

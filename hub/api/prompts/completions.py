@@ -89,7 +89,6 @@ class Completions:
 
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig) -> None:
         self._route = Route(omni, deploy, "cmpl")
-        self._omni, self._deploy = omni, deploy
 
     async def respond(self, request: Request) -> Response:
         """Answer one request."""
@@ -97,18 +96,19 @@ class Completions:
 
     async def _answer(self, asked: CompletionRequest, came: Came) -> Response:
         answers, modalities = asked.n or 1, ("text",)
-        with self._omni.rejections.counted():
-            more = logprobs_asked(self._deploy, modalities, asked.logprobs) if asked.logprobs is not None else {}
-            params = stage_params(self._deploy, asked, asked.text_params(), more)
+        with self._route.omni.rejections.counted():
+            more = logprobs_asked(self._route.deploy, modalities, asked.logprobs) if asked.logprobs is not None else {}
+            params = stage_params(self._route.deploy, asked, asked.text_params(), more)
         asks = [Ask(each, with_seed(params, k), modalities) for each in asked.prompts for k in range(answers)]
-        answer = _Completion(self._deploy, came, Usage([each.stage_id for each in self._deploy.stages], answers), asked)
+        usage = Usage([each.stage_id for each in self._route.deploy.stages], answers)
+        answer = _Completion(self._route.deploy, came, usage, asked)
         generation = self._route.generation(came, asked, asks)
         if not asked.stream:
             return await self._whole(answer, generation)
         # The first output decides the status: an error before it is an ordinary error answer.
         first = await generation.first()
         return GenerationStream(
-            generation, _events(answer, first, generation), "text/event-stream", stale_header(self._omni)
+            generation, _events(answer, first, generation), "text/event-stream", stale_header(self._route.omni)
         )
 
     async def _whole(self, answer: _Completion, generation: Generation) -> Response:

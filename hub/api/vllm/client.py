@@ -22,6 +22,7 @@ from hub.api.vllm.fan_out import announce, in_flight, merged
 from hub.api.vllm.forms import without_form
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
+from hub.api.vllm.serving import ServingHub
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ TASKS: Final = ("generate",)
 _MAX_ID: Final = 128
 
 
-class OmniEngineClient(StageControl, EngineClient):
+class OmniEngineClient(ServingHub, StageControl, EngineClient):
     """The part of vLLM's engine protocol that its server needs; the rest raises NotImplementedError, a 501."""
 
     def __init__(self, omni: AsyncOmni, stage_id: int, vllm_config: Any, renderer: Any) -> None:
@@ -51,21 +52,6 @@ class OmniEngineClient(StageControl, EngineClient):
         self._numbers = itertools.count()
         #: The hub's ids of each request in flight, one for each of its ``n`` answers.
         self._running: dict[str, list[str]] = {}
-
-    @property
-    def is_running(self) -> bool:
-        """Whether requests are accepted."""
-        return self._omni.is_running
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the hub has stopped."""
-        return not self._omni.is_running
-
-    @property
-    def errored(self) -> bool:
-        """Whether the hub can't serve any request, with whatever replicas."""
-        return self._trouble() is not None
 
     @property
     def dead_error(self) -> BaseException:
@@ -192,38 +178,17 @@ class OmniEngineClient(StageControl, EngineClient):
     async def notify_kv_transfer_request_rejected(self, *_: Any, **__: Any) -> None:
         """Do nothing: no KV cache is kept for a request that was not admitted."""
 
-    async def is_tracing_enabled(self) -> bool:
-        """Whether vLLM's server should pass trace headers on."""
-        return self._omni.is_traced
-
     async def add_lora(self, lora_request: Any) -> bool:
         """Load an adapter for requests to name. Raise VLLMError if a replica can't load it."""
         return await self.adapters.add(lora_request)
 
-    async def do_log_stats(self) -> None:
-        """Do nothing: each replica logs its own statistics."""
-
     async def reset_mm_cache(self) -> None:
         """Do nothing: the hub has no such cache."""
-
-    async def is_paused(self) -> bool:
-        """Whether the stage was paused: False, because a hub can't pause it."""
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Do nothing: the hub stops by its own signals, and its replicas drain."""
 
     async def _not_here(self, *_: Any, **__: Any) -> NoReturn:
         raise NotImplementedError("this hub speaks for many replicas, which have no such call")
 
     release_kv_cache_memory = reset_encoder_cache = pause_generation = resume_generation = _not_here
-
-    def _trouble(self) -> OmniError | None:
-        try:
-            self._omni.check_serving()
-        except OmniError as error:
-            return error
-        return None
 
 
 class _Answer:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from hub.api.exchange import current_exchange
 from omni_discovery.errors import InvalidRequestError
 
 #: Requests to replicas that one HTTP request may have in flight; an idle hub admits as many.
@@ -32,8 +33,9 @@ _budget: Final[ContextVar[_Budget | None]] = ContextVar("budget", default=None)
 
 
 def start_http_request() -> None:
-    """Give the current context, that of one HTTP request, a budget of its own."""
-    _budget.set(_Budget(asyncio.Semaphore(MAX_AT_ONCE)))
+    """Give the current context, that of one HTTP request, a budget of its own, within the cap of its client."""
+    most = current_exchange().most_answers or MAX_AT_ONCE
+    _budget.set(_Budget(asyncio.Semaphore(min(MAX_AT_ONCE, most))))
 
 
 def announce(requests: int) -> None:

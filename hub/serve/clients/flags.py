@@ -61,7 +61,8 @@ def add_client_options(parser: argparse._ActionsContainer) -> None:
         type=int,
         metavar="N",
         help="POST requests and WebSockets that one API key, or without keys one IP address (a network of 64 bits in"
-        " IPv6), may have under way; more get a 429; a proxy in front is one address (default: no bound)",
+        " IPv6), may have under way, each counted by its answers, prompts times 'n'; more get a 429; a proxy in front"
+        " is one address (default: no bound)",
     )
     parser.add_argument(
         "--header-timeout", **seconds, help="how long the header of a request may take to come (default: 15)"

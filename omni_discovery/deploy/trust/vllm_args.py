@@ -162,6 +162,9 @@ def is_setting(place: str, value: Any) -> bool:
         return True
     outer, _, name = place.rpartition(".")
     if outer:
+        if name == "engine_id" and "/" in str(value):
+            # vLLM makes files in /dev/shm of it.
+            return False
         return name in PARTS.get(outer, ()) and (is_text(value) if name in _NAMES_IN_PARTS else is_plain(value))
     if place in TABLES:
         return isinstance(value, Mapping) and _is_table(value)

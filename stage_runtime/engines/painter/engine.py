@@ -22,6 +22,7 @@ from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.files import png_of
 from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.pictures.output import PictureOutput
 from stage_runtime.engines.sampling import Seed, checked
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     guidance_scale: Annotated[float, Meta(ge=0, le=20)] | None = None
 
 
-class DiffusionEngine:
+class DiffusionEngine(PictureOutput):
     """Draws the digits of a hand-off's ``token_ids``; a hand-off without digits ends without a picture."""
 
     def __init__(self, stage: StageConfig) -> None:
@@ -75,16 +76,6 @@ class DiffusionEngine:
     def capacity(self) -> int:
         """See Engine."""
         return self._args.capacity
-
-    @property
-    def modality(self) -> str:
-        """See Engine."""
-        return "image"
-
-    @property
-    def not_resumable(self) -> None:
-        """See Engine. A second attempt draws the picture again, from the same seed."""
-        return None
 
     @property
     def takes_companions(self) -> bool:
@@ -132,10 +123,6 @@ class DiffusionEngine:
             return
         seed = seed_of(request.request_id) if params.seed is None else params.seed
         self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale, avoided)
-
-    def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each segment is a picture of its own."""
-        self.add(request)
 
     def abort(self, key: str) -> None:
         """See Engine."""

@@ -6,10 +6,11 @@ import time
 
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.pictures.drawer import PictureDrawer
+from stage_runtime.engines.pictures.output import PictureOutput
 from stage_runtime.engines.pictures.request import Traits, read_picture
 
 
-class PictureEngine:
+class PictureEngine(PictureOutput):
     """See Engine. One pipeline, drawing one batch at a time; a subclass loads it and calls ``_begin``."""
 
     def __init__(self) -> None:
@@ -18,25 +19,11 @@ class PictureEngine:
         self._traits: Traits | None = None
         self._drawer: PictureDrawer | None = None
 
-    @property
-    def modality(self) -> str:
-        """See Engine."""
-        return "image"
-
-    @property
-    def not_resumable(self) -> None:
-        """See Engine. A second attempt draws the picture again, from the same seed."""
-        return None
-
     def add(self, request: StageRequest) -> None:
         """See Engine."""
         if self._drawer is None or self._traits is None:
             raise RuntimeError("the engine is not loaded")
         self._drawer.add(request.key, read_picture(request, self._traits), request.priority)
-
-    def update(self, request: StageRequest) -> None:
-        """See SegmentEngine. Each segment is a picture of its own."""
-        self.add(request)
 
     def abort(self, key: str) -> None:
         """See Engine. The batch goes on for its other requests; without any, it ends after its present step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report
+from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
@@ -22,7 +24,10 @@ from stage_runtime.engines.vllm.load import (
     take_allow_rpc,
     usual_capacity,
 )
+from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading
 from stage_runtime.engines.vllm.runs import Runs
+
+logger = logging.getLogger(__name__)
 
 
 class LlmStage:
@@ -47,6 +52,8 @@ class LlmStage:
         self._adapters: Adapters
         #: Outputs for the next step that vLLM has no part in: aborts, and answers that were over already.
         self._due: list[EngineOutput] = []
+        #: Requests whose prompt is long and being read.
+        self._reader = PromptReader()
 
     @property
     def capacity(self) -> int:
@@ -60,10 +67,11 @@ class LlmStage:
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._runs or self._due)
+        return bool(self._runs or self._due or self._reader)
 
     def step(self) -> list[EngineOutput]:
-        """See Engine. One step of vLLM's, if it has anything to work on."""
+        """See Engine. Requests whose prompts are read begin, and one step of vLLM's, if it has anything to work on."""
+        self._start_those_read()
         outputs, self._due = self._due, []
         if self._has_work():
             outputs += [output for made in self._llm.step() if (output := self._read_output(made)) is not None]
@@ -77,6 +85,7 @@ class LlmStage:
 
     def close(self) -> None:
         """See Engine."""
+        self._reader.close()
         llm, self._llm = self._llm, None
         if llm is not None:
             with rendezvous_removed():
@@ -100,6 +109,26 @@ class LlmStage:
         self._runs, self._adapters = Runs(self._llm, hidden), Adapters(self._llm)
         report("warming up", 0.9)
         self._runs.warm_up(params)
+
+    def _start_those_read(self) -> None:
+        for reading in self._reader.take_read(waits=not (self._runs or self._due)):
+            key = reading.request.key
+            try:
+                self._start_read(reading, reading.prompt.result())
+            except Exception as error:
+                # The engine is not in a step, so the other requests in it are unharmed.
+                if failure_kind(error) is FailureKind.ENGINE:
+                    logger.exception("engine.add_failed request=%s", reading.request.request_id)
+                self._drop(key)
+                self._due.append(EngineOutput(key, error=error_of(error)))
+
+    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
+        """Start a request whose prompt was read in a thread. Raise what ``add`` raises."""
+        raise NotImplementedError
+
+    def _drop(self, key: str) -> None:
+        """Forget a request, and stop what runs for it. Unknown keys are ignored."""
+        raise NotImplementedError
 
     def _has_work(self) -> bool:
         """Whether vLLM is to be stepped now."""

@@ -17,7 +17,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
-from stage_runtime.engines.errors import error_of, failure_kind
+from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
@@ -26,7 +26,7 @@ from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
 from stage_runtime.engines.vllm.output import new_output
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
-from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, checked_prompt, read_request, salt_of
+from stage_runtime.engines.vllm.prompt import Prompt, Reading, checked_prompt, read_request, salt_of
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm.sampling_params import sampling_params
@@ -61,8 +61,6 @@ class VllmEngine(LlmStage):
         self._answers: dict[str, Answer] = {}
         #: Requests that wait for the rest of their prompt, by key.
         self._partial: dict[str, PartialPrompt] = {}
-        #: Requests whose prompt is long and being read.
-        self._reader = PromptReader()
         #: Token ids of the earlier segments and their answers, of requests that come in segments, by key.
         self._earlier: dict[str, list[int]] = {}
 
@@ -153,31 +151,18 @@ class VllmEngine(LlmStage):
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return super().has_unfinished() or bool(self._reader) or self._pd.has_more(self._llm)
-
-    def step(self) -> list[EngineOutput]:
-        """See Engine. Requests whose prompts are read begin before it."""
-        for read in self._reader.take_read(waits=not super().has_unfinished()):
-            key = read.request.key
-            try:
-                prompt = read.prompt.result()
-                self._start_request(read.request, read.params, read.lora, is_paused=read.is_paused, read=prompt)
-            except Exception as error:
-                # The engine is not in a step, so the other requests in it are unharmed.
-                if failure_kind(error) is FailureKind.ENGINE:
-                    logger.exception("engine.add_failed request=%s", read.request.request_id)
-                self._drop(key)
-                self._due.append(EngineOutput(key, error=error_of(error)))
-        return super().step()
+        return super().has_unfinished() or self._pd.has_more(self._llm)
 
     def close(self) -> None:
         """See Engine."""
         self._answers.clear()
-        self._reader.close()
         hidden, self._hidden = self._hidden, None
         if hidden is not None:
             hidden.close()
         super().close()
+
+    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
+        self._start_request(reading.request, reading.params, reading.lora, is_paused=reading.is_paused, read=prompt)
 
     def _has_work(self) -> bool:
         return super()._has_work() or self._pd.wait_for_more(self._llm)

@@ -20,7 +20,7 @@ from stage_runtime.engines.files import npy_of
 from stage_runtime.engines.sampling import pooling_asked
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.engine import VllmEngine
-from stage_runtime.engines.vllm.prompt import read_request
+from stage_runtime.engines.vllm.prompt import Prompt, Reading, read_request
 from stage_runtime.engines.vllm.sampling_params import pooling_params
 
 #: Arguments of a stage that generates tokens, which a stage that pools has not.
@@ -85,25 +85,37 @@ class VllmPoolingEngine(LlmStage):
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if request.key in self._asked:
+        if request.key in self._asked or request.key in self._reader:
             raise InvalidRequestError("the request is running already")
         asked = dict(request.params)
         lora = self._adapters.named(asked.pop("lora", None))
         params = pooling_params(pooling_asked(asked), self._usual_task)
-        prompt = read_request(self._readable(request), self._model, [])
-        self._runs.start(request.key, prompt.with_answer(()), params, request.priority, lora, request.trace)
-        self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
+        readable = self._readable(request)
+        if not self._reader.read_long(readable, params, lora, self._model, []):
+            self._start(readable, params, lora, read_request(readable, self._model, []))
 
     def abort(self, key: str) -> None:
         """See Engine."""
-        if self._asked.pop(key, None) is not None:
-            self._runs.stop(key)
+        if key in self._asked or key in self._reader:
+            self._drop(key)
             self._due.append(EngineOutput(key, finish_reason="abort", usage=_usage(0)))
 
     def close(self) -> None:
         """See Engine."""
         self._asked.clear()
         super().close()
+
+    def _start(self, request: StageRequest, params: Any, lora: Any, prompt: Prompt) -> None:
+        self._runs.start(request.key, prompt.with_answer(()), params, request.priority, lora, request.trace)
+        self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
+
+    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
+        self._start(reading.request, reading.params, reading.lora, prompt)
+
+    def _drop(self, key: str) -> None:
+        self._asked.pop(key, None)
+        self._reader.stop(key)
+        self._runs.stop(key)
 
     def _read_output(self, made: Any) -> EngineOutput | None:
         asked = self._asked.pop(made.request_id, None)

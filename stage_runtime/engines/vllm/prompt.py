@@ -13,7 +13,7 @@ from typing import Any, Final
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.media.items import BESIDE, PICTURES, take_items
-from stage_runtime.engines.prompts import check_unread, read_prompt, text_size
+from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
 
@@ -21,8 +21,6 @@ from stage_runtime.engines.vllm.sampling_params import check_prompt
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 _IDS: Final = ("prompt_token_ids", "token_ids")
 _ITEMS: Final = "multi_modal_data"
-#: Characters from which on a text is read in a thread: they take some tens of milliseconds.
-_LONG: Final = 1 << 16
 #: How long a step waits for a prompt, if there is nothing else to do.
 _PAUSE_S: Final = 0.002
 
@@ -78,7 +76,7 @@ class PromptReader:
 
     def read_long(self, request: StageRequest, params: Any, lora: Any, model: Model, earlier: Sequence[int]) -> bool:
         """Whether the request's prompt is long; then it is being read from now on."""
-        if request.payloads or text_size(request.inputs) < _LONG:
+        if request.payloads or not is_long(request.inputs):
             return False
         prompt = self._thread.submit(read_request, request, model, earlier)
         self._readings[request.key] = Reading(request, params, lora, prompt)

@@ -7,6 +7,7 @@ a stage hands to the next leaves as a hand-off of ours, whole, or in pieces wher
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,9 +22,11 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.media_links import links_of
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.files import wav_of
 from stage_runtime.engines.media.fetch import fetch_links
 from stage_runtime.engines.media.items import has_items, take_items
+from stage_runtime.engines.prompts import is_long
 from stage_runtime.engines.tokens import BoundedTokenizer
 from stage_runtime.engines.vllm.base import scheduler_metrics
 from stage_runtime.engines.vllm.load import check_model, usual_capacity
@@ -40,6 +43,7 @@ from stage_runtime.engines.vllm_omni.handoff import (
 from stage_runtime.engines.vllm_omni.load import LoadedStage, load_stage
 from stage_runtime.engines.vllm_omni.mailbox import Sent
 from stage_runtime.engines.vllm_omni.request import (
+    Processing,
     check_inputs,
     check_length,
     first_prompt,
@@ -51,6 +55,8 @@ from stage_runtime.engines.vllm_omni.request import (
 )
 from stage_runtime.engines.vllm_omni.talker import talker_of
 
+logger = logging.getLogger(__name__)
+
 #: How long the engine is stepped after something happened: vLLM-Omni's threads take some milliseconds to notice.
 _GRACE_S: Final = 0.1
 #: Longest wait, after the end of a request, for what it hands over: a thread brings it.
@@ -59,12 +65,21 @@ _HANDOFF_WAIT_S: Final = 10.0
 _IDLE_S: Final = 0.001
 #: Tokens of an answer without which a thinker, handing over whole, has nothing to be spoken: the last is left out.
 _LEAST_SPOKEN: Final = 2
-#: Requests whose pictures, sound and videos are fetched and decoded at once.
+#: Requests whose pictures, sound, videos and long texts are read at once.
 _READERS: Final = 4
 #: How many pieces of one request may wait to be fetched.
 _MOST_UNREAD: Final = 16
 #: Requests for each place in a step, in a stage that turns pieces into sound as they come.
 _FED_PER_PLACE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The input of a request in the pipeline's first stage, read: the request without its files, these, its prompt."""
+
+    request: StageRequest
+    items: Mapping[str, Any] | None
+    prompt: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -78,8 +93,8 @@ class _Run:
     #: The prompt of the pipeline's first stage; empty until the first piece has come.
     prompt: Mapping[str, Any] = field(default_factory=dict)
     has_begun: bool = False
-    #: Its pictures, sound and videos, while they are decoded.
-    items: Future[tuple[Mapping[str, Any], dict[str, Any] | None]] | None = None
+    #: Its input, while pictures, sound, videos or a long text of it are read.
+    reading: Future[_Read] | None = None
     #: How many payloads of the stage before it were given, and whether the last one was among them.
     given: int = 0
     has_all_input: bool = True
@@ -102,7 +117,7 @@ class _Run:
     @property
     def is_busy(self) -> bool:
         """Whether the engine has to be stepped for it; not while it waits for the stage before."""
-        if self.items is not None:
+        if self.reading is not None:
             return True
         return self.has_heard_end if self.end is not None else self.has_begun and self.has_all_input
 
@@ -122,7 +137,7 @@ class OmniStage:
         #: By the request's key, and the keys by vLLM's name.
         self._runs: dict[str, _Run] = {}
         self._keys: dict[str, str] = {}
-        self._items_reader: ThreadPoolExecutor | None = None
+        self._readers: ThreadPoolExecutor | None = None
         self._names = itertools.count()
         self._due: list[EngineOutput] = []
         self._quiet_at_s = 0.0
@@ -187,12 +202,12 @@ class OmniStage:
         if loaded.is_first:
             check_inputs(request, loaded)
             processing = read_processing(request.inputs)
-            if has_items(request.inputs) or processing.use_audio_in_video:
+            has_files = has_items(request.inputs) or processing.use_audio_in_video
+            if has_files or is_long(request.inputs):
                 # In a thread: the other requests go on meanwhile.
-                with_sound = processing.use_audio_in_video
-                run.items = self._reader().submit(self._read_items, request.inputs, with_sound)
+                run.reading = self._reader().submit(self._read, request, processing, has_files=has_files)
             else:
-                self._begin_first(run, None)
+                self._begin_first(run, _Read(request, None, first_prompt(request, loaded, self._tokenizer, None)))
         elif request.stream_from:
             if not self._args.async_chunk:
                 raise InvalidRequestError("the hand-off comes in pieces: this stage's engine_args.async_chunk is false")
@@ -264,8 +279,8 @@ class OmniStage:
         """See Engine."""
         loaded, self._loaded = self._loaded, None
         self._runs.clear()
-        if self._items_reader is not None:
-            self._items_reader.shutdown(cancel_futures=True)
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
         if loaded is not None:
             loaded.close()
 
@@ -280,38 +295,42 @@ class OmniStage:
     # ---- input
 
     def _reader(self) -> ThreadPoolExecutor:
-        if self._items_reader is None:
-            self._items_reader = ThreadPoolExecutor(_READERS, thread_name_prefix="items")
-        return self._items_reader
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="items")
+        return self._readers
 
-    def _read_items(
-        self, inputs: Mapping[str, Any], with_sound: bool
-    ) -> tuple[Mapping[str, Any], dict[str, Any] | None]:
-        fetched = fetch_links(inputs, links_of(self._stage.engine, self._stage.engine_args))
-        return take_items(fetched, self._ready().item_kinds, with_sound=with_sound)
+    def _read(self, request: StageRequest, processing: Processing, *, has_files: bool) -> _Read:
+        """Read an input, in any thread. Raise InvalidRequestError."""
+        loaded, items = self._ready(), None
+        if has_files:
+            fetched = fetch_links(request.inputs, links_of(self._stage.engine, self._stage.engine_args))
+            inputs, items = take_items(fetched, loaded.item_kinds, with_sound=processing.use_audio_in_video)
+            request = replace(request, inputs=inputs)
+        return _Read(request, items, first_prompt(request, loaded, self._tokenizer, items))
 
     def _begin_those_read(self) -> Iterator[EngineOutput]:
-        """Begin the requests whose pictures, sound and videos are decoded; put out the ends of those that are bad."""
-        reading = [(run, run.items) for run in self._runs.values() if run.items is not None]
+        """Begin the requests whose input is read; put out the ends of those that are bad."""
+        reading = [(run, run.reading) for run in self._runs.values() if run.reading is not None]
         for run, future in reading:
             if not future.done():
                 continue
-            run.items = None
+            run.reading = None
             try:
-                inputs, items = future.result()
-                run.request = replace(run.request, inputs=inputs)
-                self._begin_first(run, items)
-            except InvalidRequestError as error:
-                self._forget(run)
-                yield EngineOutput(run.request.key, error=(FailureKind.INVALID, str(error), error.status))
+                self._begin_first(run, future.result())
+            except Exception as error:
+                # The engine is not in a step, so the other requests in it are unharmed.
+                if failure_kind(error) is FailureKind.ENGINE:
+                    logger.exception("engine.add_failed request=%s", run.request.request_id)
+                self._stop(run)
+                yield EngineOutput(run.request.key, error=error_of(error))
 
-    def _begin_first(self, run: _Run, items: Mapping[str, Any] | None) -> None:
+    def _begin_first(self, run: _Run, read: _Read) -> None:
         """Begin a request in the pipeline's first stage. Raise InvalidRequestError."""
-        loaded = self._ready()
-        prompt = first_prompt(run.request, loaded, self._tokenizer, items)
+        loaded, prompt = self._ready(), read.prompt
+        run.request = read.request
         with_items = dict(prompt)
-        if items:
-            with_items["multi_modal_data"] = dict(items)
+        if read.items:
+            with_items["multi_modal_data"] = dict(read.items)
             with_items["mm_processor_kwargs"] = msgspec.structs.asdict(read_processing(run.request.inputs))
         made = first_request(run.name, with_items, run.params, loaded, hands_over=run.hands_over)
         # The next stage has a place for each of the thinker's, those of pictures and sound too.
@@ -482,8 +501,8 @@ class OmniStage:
     def _stop(self, run: _Run) -> None:
         """End a request in vLLM, and forget it."""
         loaded = self._ready()
-        if run.items is not None:
-            run.items.cancel()
+        if run.reading is not None:
+            run.reading.cancel()
         if run.has_begun:
             loaded.core.abort_requests([run.name])
             loaded.processor.abort_requests([run.name], internal=True)

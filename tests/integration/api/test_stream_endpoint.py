@@ -99,7 +99,7 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
         assert sum(frame["type"] == "segment_end" for frame in frames) == 4
 
 
-@pytest.mark.attack("C17")
+@pytest.mark.attack("C17", "I8")
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
@@ -113,6 +113,10 @@ async def test_pictures_come_as_they_are_and_an_end_frame_ends_the_input() -> No
         ('{"type": "segment", "prompt": "a", "colour": 1}', "colour"),
         ('{"type": "segment", "prompt": "a", "modalities": ["smell"]}', "smell|first segment"),
         ('{"type": "segment", "prompt": " "}', "empty"),
+        ('{"type": "segment", "messages": []}', "'messages' is empty"),
+        ('{"type": "segment", "messages": [{"role": 5, "content": "hi"}]}', "messages[0].role must be"),
+        ('{"type": "segment", "messages": [{"role": "user", "content": 5}]}', "messages[0].content must be"),
+        ('{"type": "segment", "messages": [{"role": "user", "content": " "}]}', "the last message is empty"),
         (
             '{"type": "segment", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
             "POST /v1/chat/completions",

@@ -8,15 +8,18 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
+from hub.config import HubConfig
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
-from omni_discovery.errors import DeadlineExceededError, EngineFailedError, InvalidRequestError
+from omni_discovery.errors import DeadlineExceededError, EngineFailedError, InvalidRequestError, OmniError
 from tests.support.hub import Hub
 from tests.support.hub_fakes import ONE_STAGE, QUICK, FakeReplica, collect, deploy_of, running_hub, started_hub, until
 from tests.support.local_replica import LocalReplica
@@ -51,10 +54,10 @@ def total(caplog: pytest.LogCaptureFixture, logger: str) -> int:
 
 
 @asynccontextmanager
-async def serving(**engine_args: Any) -> AsyncIterator[AsyncOmni]:
+async def serving(config: HubConfig = QUICK, **engine_args: Any) -> AsyncIterator[AsyncOmni]:
     """A hub and two real replicas of one stage in this process."""
     keys = KeyPair.generate()
-    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", keys, QUICK, "round-robin")
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", keys, config, "round-robin")
     with ExitStack() as stack:
         made = [
             LocalReplica({keys.public: "hub-1"}, replica_id=number, epoch=70 + number, **engine_args)
@@ -127,6 +130,30 @@ async def test_a_client_that_leaves_is_no_failure_and_one_that_is_wrong_no_warni
     (record,) = [record for record in caplog.records if record.name == HUB]
     assert record.levelno == logging.INFO
     assert fields(record.getMessage())["request"].startswith("mine~")
+
+
+@pytest.mark.attack("I4")
+async def test_answers_that_are_longer_than_their_time_do_not_make_a_hub_unready() -> None:
+    """1. six answers would take a minute, and stream until --request-timeout, 8 s
+    2. each ends with a 504, and the stage, which worked all the time, does not count as failing
+    """
+
+    async def stream(omni: AsyncOmni) -> tuple[int, OmniError | None]:
+        came = 0
+        try:
+            async for output in omni.generate({"prompt": "word " * 6000}):
+                came += len(output.text)
+        except DeadlineExceededError as error:
+            return came, error
+        return came, None
+
+    config = replace(QUICK, request_timeout_s=8.0)
+    async with serving(config, capacity=6, delay_s=0.01) as omni:
+        for came, error in await asyncio.gather(*(stream(omni) for _ in range(6))):
+            assert came > 0
+            assert isinstance(error, DeadlineExceededError)
+        assert omni.stage_status()[0].failures.count == 0
+        assert ready_response(omni).status_code == 200
 
 
 def test_the_lines_are_in_the_log_of_omni_serve_and_of_its_replicas(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hub.async_omni import AsyncOmni
 from omni_discovery.curve import KeyPair
-from omni_discovery.errors import RequestError, StageUnavailableError
+from omni_discovery.errors import PoisonousRequestError, RequestError, StageUnavailableError
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.table import Delta, View
 from omni_discovery.wire.session import Peer
@@ -63,7 +63,7 @@ async def test_a_hub_that_read_too_slowly_loses_what_ran_there_and_serves_on(rep
     async with hub("a", replica) as a, hub("b", replica) as b:
         long = asyncio.create_task(ask(a, "word " * 300))
         await until(lambda: replica.server.queue_length == 1)
-        replica.server._sessions._give_up(_peer_of(replica, "a"), "reads too slowly")
+        replica.server._sessions._give_up(_peer_of(replica, "a"), "reads nothing")
         assert await ask(b) == "hello there"
         async with asyncio.timeout(10.0):
             while not await serves(a):
@@ -71,6 +71,24 @@ async def test_a_hub_that_read_too_slowly_loses_what_ran_there_and_serves_on(rep
         async with asyncio.timeout(10.0):
             (end,) = await asyncio.gather(long, return_exceptions=True)
         assert end == "word " * 300 or isinstance(end, RequestError)
+
+
+@pytest.mark.attack("I1")
+async def test_a_replica_that_gives_a_hub_up_again_and_again_is_not_ejected(replica: LocalReplica) -> None:
+    """Not having read is the hub's fault: also the requests that were lost with it are not taken for their cause."""
+    async with hub("a", replica) as a:
+        for _ in range(2):
+            long = asyncio.create_task(ask(a, "word " * 300))
+            await until(lambda: replica.server.queue_length == 1, 30.0)
+            replica.server._sessions._give_up(_peer_of(replica, "a"), "reads nothing")
+            async with asyncio.timeout(30.0):
+                (end,) = await asyncio.gather(long, return_exceptions=True)
+            assert end == "word " * 300 or isinstance(end, RequestError)
+            assert not isinstance(end, PoisonousRequestError)
+            await until(lambda: a.stage_status()[0].pickable == 1, 30.0)
+        assert await ask(a) == "hello there"
+        (entry,) = a._running_orchestrator()._pools.of(replica.info).core.members.entries.values()
+        assert entry.health.failures == 0
 
 
 async def test_a_revoked_hub_ends_its_requests_at_once_and_serves_again_when_it_is_allowed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hub.api.errors import describe
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ReplicaLostError
@@ -119,3 +120,29 @@ async def test_what_a_prompt_was_like_is_shown_once_though_replicas_die() -> Non
     assert text_of(outputs) == "one two"
     assert [place[0].token_id for output in outputs for place in output.prompt_logprobs] == [1, 2]
     assert told == [True, True, False]
+
+
+@pytest.mark.attack("I7")
+async def test_a_stream_that_is_too_long_to_go_on_elsewhere_is_no_fault_of_its_client() -> None:
+    """1. of a prompt of 3 MB half has come back when the replica dies; 2. another would need more than a message holds
+    3. the client is told of the lost replica, by what it may send again, and not that its request is wrong
+    """
+
+    def speak_half(replica: FakeReplica, submit: wire.Submit) -> None:
+        about = {"epoch": submit.epoch, "request_id": submit.request_id, "attempt": submit.attempt, "queue_length": 1}
+        replica.accept(submit)
+        replica.say(wire.Chunk(seq=0, modality="text", text="x" * 1_500_000, token_ids=(7,), **about))
+
+    fakes = [FakeReplica(speak_half), FakeReplica(speak_half, replica_id=1)]
+    async with running_hub(*fakes) as omni:
+        outputs = omni.generate({"prompt": "x" * 3_000_000})
+        first = await anext(outputs)
+        assert len(first.text) == 1_500_000
+        next(fake for fake in fakes if fake.of(wire.Submit)).kill()
+        with pytest.raises(
+            ReplicaLostError, match="with the answer so far, the request fits into no message"
+        ) as raised:
+            await collect(outputs)
+    status, body = describe(raised.value)
+    assert (status, body["error"]["code"]) == (503, "replica_lost")
+    assert body["error"]["message"].endswith("try again in 1 s")

@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 
 from hub.api.connections import ConnectionLimits
 from tests.integration.hub.test_bounded_websockets import server_of, until
+from tests.support.attackers import Attacker
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.hub import Hub
 from tests.support.processes import wait_for
@@ -110,9 +111,18 @@ def test_honest_clients_pass_whatever_their_records(hub: Hub, http: httpx.Client
 
 async def answer_much(scope: Any, receive: Any, send: Any) -> None:
     """48 KiB."""
-    headers = [(b"content-length", str(48 << 10).encode())]
+    await answer_bytes(send, 48 << 10)
+
+
+async def answer_more(scope: Any, receive: Any, send: Any) -> None:
+    """4 MiB."""
+    await answer_bytes(send, 4 << 20)
+
+
+async def answer_bytes(send: Any, size_bytes: int) -> None:
+    headers = [(b"content-length", str(size_bytes).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": b"x" * (48 << 10)})
+    await send({"type": "http.response.body", "body": b"x" * size_bytes})
 
 
 def test_a_client_that_leaves_little_unread_behind_tls_is_cut_too(pems: Certificates) -> None:
@@ -131,3 +141,37 @@ def test_a_client_that_leaves_little_unread_behind_tls_is_cut_too(pems: Certific
                 client.close()
 
     uvloop.run(story())
+
+
+@pytest.mark.attack("I3")
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["http", "https"])
+def test_a_client_that_reads_little_but_steadily_is_not_cut(pems: Certificates, is_encrypted: bool) -> None:
+    """1. a client reads 2 KiB every 0.1 s, for twice --send-timeout
+    2. all that time nothing moves in the hub's own buffer: a megabyte in front of it lies in the kernel
+    3. it is not cut, and gets the whole answer, though the hub closes the connection behind that
+    """
+    uvloop.run(read_slowly(pems, is_encrypted=is_encrypted))
+
+
+async def read_slowly(pems: Certificates, *, is_encrypted: bool) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pems.server_cert, pems.server_key)
+    limits = ConnectionLimits(send_timeout_s=3)
+    async with server_of(answer_more, limits, 1 << 20, context if is_encrypted else None) as (url, server):
+        client = await asyncio.to_thread(TlsClient if is_encrypted else Attacker, url, 4096)
+        try:
+            head = f"GET / HTTP/1.1\r\nHost: {client.host}\r\nConnection: close\r\n\r\n".encode()
+            client.send(client.records(head) if isinstance(client, TlsClient) else head)
+            unsent, came = set(), 0
+            for _ in range(60):
+                came += len(await asyncio.to_thread(client.socket.recv, 2048))
+                await asyncio.sleep(0.1)
+                unsent |= {each.unsent_bytes for each in server._bounded.connections.all()}
+            assert min(unsent) > 1 << 20
+            while came < 4 << 20:
+                piece = await asyncio.to_thread(client.socket.recv, 1 << 20)
+                assert piece, f"cut after {came} bytes"
+                came += len(piece)
+            assert server._omni.hub_metrics.http_cuts.labels("send_timeout")._value.get() == 0
+        finally:
+            client.close()

@@ -6,10 +6,12 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,11 +46,11 @@ def test_a_hub_that_reads_nothing_loses_its_own_work_and_slows_nobody() -> None:
     2. the first is given up: its work ends, the engine is free; the other one was served all the time
     3. the first reads again: it greets and is served
     """
-    config = ServerConfig(outbox_messages=200)
+    config = ServerConfig(outbox_messages=200, hub_grace_s=3.0)
     with LocalReplica(HUBS, config=config, capacity=17) as replica, ThreadPoolExecutor(1) as others:
         given_up = threading.Event()
         beside = others.submit(_served_until, given_up, replica)
-        slow = replica.raw_hub("slow", SLOW_KEYS)
+        slow = replica.raw_hub("slow", SLOW_KEYS, receive_queue=4)
         slow.hello()
         text = " ".join(["word" * 250] * 3000)
         for number in range(16):
@@ -68,6 +70,40 @@ def test_a_hub_that_reads_nothing_loses_its_own_work_and_slows_nobody() -> None:
         assert again.collect("again")[1].finish_reason == "stop"
         slow.close()
         again.close()
+
+
+@pytest.mark.attack("I1")
+def test_a_hub_that_reads_late_gets_every_word_and_its_requests_pause_meanwhile() -> None:
+    """1. a hub asks for more than fits into all queues to it, and reads none of it: the engine stands still
+    2. another hub is served all the same; 3. the first reads: no word is missing, and it was never given up
+    """
+    config = ServerConfig(outbox_messages=600, hub_grace_s=60.0)
+    with LocalReplica(HUBS, config=config, capacity=17, delay_s=0.001) as replica:
+        slow, fine = replica.raw_hub("slow", SLOW_KEYS, receive_queue=4), replica.raw_hub("hub-1", KEYS)
+        slow.hello()
+        fine.hello()
+        text = " ".join(["word" * 250] * 3000)
+        for number in range(16):
+            slow.submit(f"r{number}", text)
+            assert isinstance(slow.acknowledged(), wire.Accepted)
+        assert eventually(lambda: replica.server.counters["hubs_held_back"] > 0, 30.0)
+        assert eventually(lambda: not replica.engine.has_unfinished(), 30.0)
+        fine.submit("f", "hello")
+        assert fine.acknowledged(30.0)
+        assert fine.collect("f", 30.0)[1].finish_reason == "stop"
+        said, ends, seqs = defaultdict[str, list[str]](list), 0, Counter[str]()
+        while ends < 16:
+            message: Any = slow.receive(slow.output, (wire.Chunk, wire.StageDone), 30.0)
+            assert message.seq == seqs[message.request_id]
+            seqs[message.request_id] += 1
+            ends += isinstance(message, wire.StageDone)
+            if isinstance(message, wire.Chunk):
+                said[message.request_id].append(message.text)
+        assert {"".join(parts) for parts in said.values()} == {text}
+        assert len(said) == 16
+        assert replica.server.counters["hubs_given_up"] == 0
+        slow.close()
+        fine.close()
 
 
 def _served_until(enough: threading.Event, replica: LocalReplica) -> int:

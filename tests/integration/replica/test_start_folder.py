@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from omni_discovery.commands.registry import child_environment
+from omni_discovery.deploy.document import StageConfig
+from stage_runtime.supervisor.environment import placed_environment
 from tests.support.other_user import NOBODY, require_root
 from tests.support.processes import DEFAULTS, Child, wait_for
 
@@ -51,6 +54,43 @@ def deploy(folder: Path, stage: str) -> str:
 def dry_run(folder: Path, file: str, *flags: str) -> subprocess.CompletedProcess[str]:
     words = [str(OMNI), "serve", "--dry-run", "--port", "0", "--deploy-config", file, *flags]
     return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.attack("K5")
+def test_programs_that_opencv_starts_load_no_library_of_the_start_folder(
+    anybodys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenCV, which vLLM imports, puts its folder and a colon before LD_LIBRARY_PATH; Python then runs `file`."""
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    seen, bin_folder = tmp_path / "seen", tmp_path / "bin"
+    bin_folder.mkdir()
+    program = bin_folder / "file"
+    program.write_text(f'#!/bin/sh\necho "$LD_LIBRARY_PATH" > {seen}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
+    stage = StageConfig(stage_id=0, engine="vllm", model="m")
+    for environment in (child_environment(), placed_environment(dict(os.environ), stage, {}, 0)):
+        seen.unlink(missing_ok=True)
+        code = "import cv2, platform; platform.architecture()"
+        subprocess.run([sys.executable, "-c", code], cwd=anybodys, env=environment, timeout=60, check=True)
+        folders = seen.read_text().strip().split(":")
+        assert any("cv2" in each for each in folders)
+        assert all(each.startswith("/") for each in folders), folders
+
+
+@pytest.mark.attack("K5")
+def test_a_pipe_where_a_library_looks_for_settings_stops_no_import() -> None:
+    """GnuTLS in PyAV's wheel looks in /tmp/vendor; here in a /tmp of the test's own."""
+    require_root()
+    code = "import av; print(av.codecs_available is not None)"
+    script = """
+mount -t tmpfs none /tmp && mkdir -p /tmp/vendor/etc/gnutls && mkfifo -m 666 /tmp/vendor/etc/gnutls/config && exec "$@"
+"""
+    words = ["unshare", "-m", "--propagation", "private", "sh", "-ec", script, "sh", sys.executable, "-P", "-c", code]
+    done = subprocess.run(
+        words, env=child_environment(), cwd="/", capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
 
 
 @pytest.mark.attack("D1")

@@ -24,6 +24,7 @@ from omni_discovery.processes import (
     make_private,
     open_private,
     raise_descriptor_limit,
+    reads_own_files,
     remove_orphaned,
 )
 from tests.support.other_user import NOBODY, require_root
@@ -50,6 +51,27 @@ def test_too_few_are_refused_with_whom_how_many_and_what_to_do(limits: list[int]
     with pytest.raises(ConfigError, match=r"only 255 files .* a hub needs 256 at least; raise the hard limit"):
         raise_descriptor_limit("a hub")
     assert limits == [60, 255]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (None, "/nonexistent"),
+        ("", "/nonexistent"),
+        (":", "/nonexistent"),
+        ("/opt/lib", "/opt/lib"),
+        ("/opt/lib::/usr/local/lib:", "/opt/lib:/usr/local/lib"),
+        (";lib;../lib:.:/opt/lib:$ORIGIN/lib", "/opt/lib:$ORIGIN/lib"),
+    ],
+)
+def test_libraries_are_looked_for_in_no_current_folder(given: str | None, kept: str) -> None:
+    environment = {} if given is None else {"LD_LIBRARY_PATH": given}
+    assert reads_own_files(environment)["LD_LIBRARY_PATH"] == kept
+
+
+def test_an_operators_own_settings_of_gnutls_are_kept() -> None:
+    name = "GNUTLS_SYSTEM_PRIORITY_FILE"
+    assert (reads_own_files({})[name], reads_own_files({name: "/etc/mine"})[name]) == ("/dev/null", "/etc/mine")
 
 
 def test_a_private_folder_is_made_with_what_is_missing_above_it(tmp_path: Path) -> None:

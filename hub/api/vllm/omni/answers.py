@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from hub.api.vllm.omni.pipeline import ServedPipeline
     from hub.async_omni import AsyncOmni
+    from omni_discovery.inputs.media_links import MediaLinks
 
 
 class HubAnswers:
@@ -54,7 +55,7 @@ class HubAnswers:
 
     def _body(self, outcome: AnswerOutcome, path: str, scope: Scope, receive: Receive) -> Body:
         if path == CHATS and self._pipeline.reads_messages:
-            return _ChatBody(scope, receive, outcome)
+            return _ChatBody(scope, receive, outcome, self._pipeline.links)
         return _TextOnly(scope, receive, is_chat=path.startswith(CHATS))
 
     async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
@@ -94,9 +95,9 @@ class _TextOnly(Body):
 class _ChatBody(Body):
     """The body of a chat, of which the server gets all but the files in its messages; those go to the first stage."""
 
-    def __init__(self, scope: Scope, receive: Receive, outcome: AnswerOutcome) -> None:
+    def __init__(self, scope: Scope, receive: Receive, outcome: AnswerOutcome, links: MediaLinks) -> None:
         super().__init__(scope, receive)
-        self._outcome = outcome
+        self._outcome, self._links = outcome, links
         #: What the server gets, once the whole has come.
         self._passed: bytes | None = None
 
@@ -113,7 +114,7 @@ class _ChatBody(Body):
     def check(self, whole: bytes) -> None:
         """See Body. Raise NotServedError for files elsewhere, and for what can't be asked together with files."""
         super().check(whole)
-        asked, self._outcome.chat = split_files(decoded(whole))
+        asked, self._outcome.chat = split_files(decoded(whole), self._links)
         if reason := refusal_of_request(asked) or refusal_of_chat(asked):
             raise NotServedError(reason)
         self._passed = json.dumps(asked).encode() if self._outcome.chat else whole

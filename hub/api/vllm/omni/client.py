@@ -19,6 +19,7 @@ from hub.api.vllm.omni.errors import current_outcome, not_served, noted
 from hub.api.vllm.omni.outputs import FinalStage
 from hub.api.vllm.omni.params import changed_params
 from hub.api.vllm.omni.prompts import inputs_of
+from hub.api.vllm.serving import ServingHub
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
+class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
     """It is one of vLLM-Omni's own class, because its server asks for that; nothing of that class is initialized.
 
     What its server asks of an engine and a hub has not raises an error with status 501 and the reason.
@@ -79,21 +80,6 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
         return self._pipeline.vllm_config
 
     @property
-    def is_running(self) -> bool:
-        """Whether requests are accepted."""
-        return self._omni.is_running
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the hub has stopped."""
-        return not self._omni.is_running
-
-    @property
-    def errored(self) -> bool:
-        """Whether the hub can't serve any request, with whatever replicas."""
-        return self._trouble() is not None
-
-    @property
     def dead_error(self) -> BaseException:
         """The error of requests while ``errored``."""
         error = self._trouble() or StageUnavailableError(self._pipeline.stage_ids[0], "the hub is stopping")
@@ -111,21 +97,10 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
     def get_diffusion_od_config(self) -> None:
         """None: what a diffusion stage is made of is known to its replicas only."""
 
-    async def is_tracing_enabled(self) -> bool:
-        """Whether the server should pass trace headers on."""
-        return self._omni.is_traced
-
     async def check_health(self) -> None:
         """Raise VLLMError if the hub can't serve; a stage without replicas is no reason to restart a hub."""
         if self.errored:
             raise self.dead_error
-
-    def _trouble(self) -> RequestError | None:
-        try:
-            self._omni.check_serving()
-        except RequestError as error:
-            return error
-        return None
 
     # ---- requests
 
@@ -236,14 +211,8 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
             # The server aborts in tasks that it does not look at again.
             logger.warning("request.abort_unconfirmed %s", error)
 
-    def shutdown(self, timeout: float | None = None) -> None:
-        """Do nothing: the hub stops by itself."""
-
     def close(self) -> None:
         """Do nothing: the hub stops by itself."""
-
-    async def do_log_stats(self) -> None:
-        """Do nothing: each replica logs its own statistics."""
 
     # ---- what a hub can't do for it
 
@@ -270,10 +239,6 @@ class PipelineClient(PeerAsyncOmni):  # type: ignore[misc, unused-ignore]
     wake_up = is_sleeping = pause_generation = resume_generation = sleep
     reset_mm_cache = reset_encoder_cache = reset_prefix_cache = sleep
     start_profile = stop_profile = sleep
-
-    async def is_paused(self) -> bool:
-        """Whether the pipeline was paused: False, because a hub can't pause it."""
-        return False
 
 
 def _tokens(inputs: Mapping[str, Any]) -> list[int]:

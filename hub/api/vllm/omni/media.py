@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from hub.api.chat.messages import check_messages
+from hub.api.chat.messages import NO_LINKS, check_messages
 from hub.api.errors import NotServedError
 from hub.api.vllm.omni.unserved import files_in, mappings
+from omni_discovery.inputs.media_links import MediaLinks
 
 #: The one route whose messages may bring files.
 CHATS: Final = "/v1/chat/completions"
@@ -31,15 +32,16 @@ _OF_THE_PROMPT: Final = (
 )
 
 
-def split_files(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def split_files(asked: Mapping[str, Any], links: MediaLinks = NO_LINKS) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """A chat without its files, and what the first stage gets of it: its messages as they came; nothing if it has none.
 
-    Raise InvalidRequestError for messages that no stage reads, NotServedError for fields that can't go with files.
+    ``links``: what may be named by a link, for the first stage's replica to fetch. Raise InvalidRequestError for
+    messages that no stage reads, NotServedError for fields that can't go with files.
     """
     messages = mappings(asked.get("messages"))
     if not any(files_in(part) for message in messages for part in mappings(message.get("content"))):
         return asked, {}
-    check_messages(messages)
+    check_messages(messages, links)
     for name in _OF_THE_PROMPT:
         if asked.get(name):
             raise NotServedError(f"{name} can't be asked together with pictures, sound or videos; leave it out")

@@ -18,7 +18,9 @@ from vllm_omni.engine.arg_utils import OmniEngineArgs, register_omni_models_to_v
 from vllm_omni.entrypoints.openai.tts_adapters import all_tts_stage_keys
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
+from hub.api.chat.messages import NO_LINKS
 from omni_discovery.errors import ConfigError
+from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ class ServedPipeline:
     #: Whether the first stage says a text, so that it wants the text itself.
     speaks: bool
     restrictions: tuple[Any, ...] = ()
+    #: What the messages of a chat may name by a link, for the first stage's replica to fetch.
+    links: MediaLinks = NO_LINKS
 
     @property
     def reads_messages(self) -> bool:
@@ -83,6 +87,7 @@ def read_pipeline(deploy: DeployConfig) -> ServedPipeline:
         input_processor=processor,
         speaks=first.engine == OMNI_ENGINE and _kind(configs[0]) in all_tts_stage_keys(),
         restrictions=tuple(resolved.endpoint_restrictions) if resolved is not None else (),
+        links=links_of(first.engine, first.engine_args),
     )
 
 

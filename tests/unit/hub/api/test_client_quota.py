@@ -9,6 +9,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from hub.api.client_quota import ClientQuota, client_of
+from hub.api.exchange import Exchange, exchange_of
+from omni_discovery.errors import InvalidRequestError, OverloadedError
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,50 @@ async def test_one_that_has_its_share_under_way_gets_429_and_others_are_served()
     await asyncio.gather(*tasks, return_exceptions=True)
     await call("a")
     assert served[4:] == ["a"]
+
+
+def scope_of(host: str) -> Scope:
+    return {
+        "type": "http",
+        "client": (host, 5),
+        "path": "/",
+        "headers": [],
+        "method": "POST",
+        "omni.exchange": Exchange(),
+    }
+
+
+async def nothing(*_args: Any) -> None:
+    pass
+
+
+@pytest.mark.attack("I1")
+async def test_a_request_for_several_answers_counts_for_as_many() -> None:
+    """1. a has a request for three answers under way, of four; its request for two more is refused, one for one is not
+    2. b has its own four; nobody gets five; 3. all that was counted is given back
+    """
+    holds, served = asyncio.Event(), list[int]()
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        exchange_of(scope).charge(answers[0] - 1)
+        served.append(answers[0])
+        if answers[0] == 3:
+            await holds.wait()
+
+    quota, answers = ClientQuota(app, 4), [3]
+    first = asyncio.create_task(quota(scope_of("a"), nothing, nothing))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    answers[0] = 2
+    with pytest.raises(OverloadedError, match="asks for 2 answers, and this client has 3 other under way; 4 are"):
+        await quota(scope_of("a"), nothing, nothing)  # type: ignore[arg-type]
+    answers[0] = 1
+    await quota(scope_of("a"), nothing, nothing)  # type: ignore[arg-type]
+    answers[0] = 4
+    await quota(scope_of("b"), nothing, nothing)  # type: ignore[arg-type]
+    answers[0] = 5
+    with pytest.raises(InvalidRequestError, match="asks for 5 answers, and a client may have 4 under way"):
+        await quota(scope_of("b"), nothing, nothing)  # type: ignore[arg-type]
+    holds.set()
+    await first
+    assert served == [3, 1, 4]
+    assert not quota._under_way

@@ -94,6 +94,15 @@ def test_a_client_that_takes_nothing_is_given_up_and_one_that_takes_a_little_is_
         assert ("dead" in cut) == (now_s > 30)
 
 
+def test_one_that_takes_what_lies_in_the_kernel_is_not_given_up_before_it_stops() -> None:
+    """What waits in the hub stays the same all the time; the client reads until second 50, and nothing after that."""
+    made = connections("slow")
+    made.answered("slow")
+    for now_s in range(100):
+        cut = made.overdue(float(now_s), lambda _: 1000, lambda _, now_s=now_s: min(now_s // 10, 5))  # type: ignore[misc]
+        assert cut == ({"slow": Cut.SEND_TIMEOUT} if now_s > 80 else {})
+
+
 def test_a_websocket_has_time_but_gives_its_place_until_it_has_sent_something() -> None:
     """1. a and b become WebSockets, c is served; 2. d takes the place of a; b sends, so that e is refused"""
     made = connections("a", "b", "c")

@@ -139,13 +139,23 @@ async def test_a_line_that_can_not_be_made_does_not_stop_the_requests_end(caplog
 
 
 def failing(
-    error: RequestError, *, timeout_s: float = 10.0, segmented: bool = False, behind: bool = False
+    error: RequestError,
+    *,
+    timeout_s: float = 10.0,
+    segmented: bool = False,
+    behind: bool = False,
+    output_at_s: float | None = None,
 ) -> int | None:
-    """The stage that counts as failing, of a request whose stage 1 had that failure and whose usual time is 10 s."""
+    """The stage that counts as failing, of a request whose stage 1 had that failure and whose usual time is 10 s.
+
+    It fails at second 100; ``output_at_s``: when stage 1 put out something.
+    """
     active = active_of(run_of(0, *DONE, attempt=0), run_of(1, *DONE[:2], attempt=0, failure=error))
     active.request.timeout_s, active.request.segmented = timeout_s, segmented
     active.machine.is_client_behind = behind
-    run = failing_stage(active, error, 10.0)
+    if output_at_s is not None:
+        active.machine.runs[1].output_at_s = output_at_s
+    run = failing_stage(active, error, 10.0, 100.0)
     return None if run is None else run.stage_id
 
 
@@ -168,3 +178,14 @@ def test_a_deadline_that_is_the_clients_own_doing_does_not_count() -> None:
     assert failing(late, timeout_s=9.9) is None
     assert failing(late, behind=True) is None
     assert failing(late, segmented=True) is None
+
+
+@pytest.mark.attack("I4")
+def test_a_deadline_does_not_count_while_output_is_still_coming() -> None:
+    """Of 10 s, a pause of a quarter is no end of the output, of 100 s one of 10 s; an engine that fails is at fault."""
+    late = DeadlineExceededError("x")
+    assert failing(late, output_at_s=97.5) is None
+    assert failing(late, output_at_s=97.4) == 1
+    assert failing(late, timeout_s=100.0, output_at_s=90.0) is None
+    assert failing(late, timeout_s=100.0, output_at_s=89.9) == 1
+    assert failing(EngineFailedError("x"), output_at_s=99.9) == 1

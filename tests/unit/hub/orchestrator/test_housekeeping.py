@@ -16,6 +16,7 @@ from hub.orchestrator.housekeeping import Housekeeping, TimersDue
 from hub.pool.versions import make_pools
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from tests.support.hub_fakes import until
 
 
 @dataclass
@@ -106,7 +107,7 @@ async def test_a_client_that_raises_keeps_no_other_replica_from_being_asked(
     first.core.upsert(info, first.now())
     first.core.session_up("b0", first.now(), uses_credits=True)
     picks = [asyncio.create_task(pool.pick("r", {})) for pool in (first, second)]
-    await asyncio.sleep(0.07)
+    await until(lambda: min(len(scene.clients[addr].wanted) for addr in ("b0", "a1")) >= 2, 30.0)
     assert [scene.clients[addr].wanted[:2] for addr in ("b0", "a1")] == [[1, 1], [1, 1]]
     assert [record.getMessage().partition(":")[0] for record in caplog.records if record.exc_info] == [
         "credits.bug replica=0/0 epoch=0"

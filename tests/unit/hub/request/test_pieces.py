@@ -338,3 +338,19 @@ def test_a_relay_says_everything_once_and_in_order_whatever_the_window(window: i
     assert [ref is None for _, ref in said] == [False] * 20 + [True]
     news = [room for room in rooms_ if room is not None]
     assert news == sorted(set(news))
+
+
+def test_when_the_last_output_came_is_known_also_of_what_is_only_handed_on() -> None:
+    """Chunks and pieces of a stage whose output the client does not see; what comes twice is no output."""
+    flow = Flow(HIDDEN, params={})
+    flow.tell(ev.Submitted())
+    flow.accepted(0)
+    run = flow.machine.runs[0]
+    assert run.output_at_s == float("-inf")
+    flow.words(0, "ab")
+    assert run.output_at_s == flow.now_s
+    flow.piece(0, 0)
+    assert run.output_at_s == flow.now_s
+    flow.piece(0, 0)
+    flow.chunk(0, 0)
+    assert run.output_at_s == flow.now_s - 2

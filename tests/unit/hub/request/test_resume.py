@@ -8,7 +8,7 @@ import pytest
 
 from hub.request import events as ev
 from omni_discovery import wire
-from omni_discovery.errors import PoisonousRequestError, ReplicaLostError, StageUnavailableError
+from omni_discovery.errors import InvalidRequestError, PoisonousRequestError, ReplicaLostError, StageUnavailableError
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk, at_picture, finish_of, of
 
@@ -363,3 +363,33 @@ def test_a_rejection_or_a_gap_is_no_death() -> None:
     walk.sent(0, replica_id=1)
     walk.rejected(0, FailureKind.OVERLOADED)
     assert suspects(walk) == [(), (), ()]
+
+
+# ---- what no message holds
+
+
+@pytest.mark.attack("I7")
+def test_an_answer_that_is_too_long_to_be_continued_is_no_fault_of_its_client() -> None:
+    """1. two words were shown and the replica dies; 2. with them, the request fits into no message
+    3. the error is that of the lost replica, and says both; a request that fits by itself is not called wrong
+    """
+    walk = talking("one ", "two ")
+    walk.lost(0)
+    error = finish_of(walk.tell(ev.DispatchRefused(0, walk.attempt(0), "5 bytes are more than the 4"))).error
+    assert isinstance(error, ReplicaLostError)
+    assert "with the answer so far, the request fits into no message to another replica: 5 bytes are more" in str(error)
+    assert "that was needed because of this: stage 0 replica 0/0: it died" in str(error)
+    assert walk.machine.runs[0].failure is error
+
+
+def test_a_request_that_no_message_holds_by_itself_is_wrong() -> None:
+    """At the first attempt, and at another behind which nothing was shown."""
+    for is_retry in (False, True):
+        walk = Walk(modalities=["text"])
+        walk.tell(ev.Submitted())
+        if is_retry:
+            walk.accepted(0)
+            walk.lost(0)
+        error = finish_of(walk.tell(ev.DispatchRefused(0, walk.attempt(0), "5 bytes are more than the 4"))).error
+        assert isinstance(error, InvalidRequestError)
+        assert str(error) == "5 bytes are more than the 4"

@@ -13,6 +13,7 @@ from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
+    HoldBack,
     Job,
     NextSegment,
     Outcome,
@@ -134,6 +135,21 @@ def test_what_the_engine_puts_aside_for_its_client_rests(bench: Bench) -> None:
     assert isinstance(end, Finished)
     pauses = bench.loop._pauses
     assert (pauses._set_aside, pauses._parked_keys, pauses._reasons, pauses._in_engine) == (set(), set(), {}, {})
+
+
+def test_what_is_held_back_for_its_hub_keeps_its_slot(bench: Bench) -> None:
+    """1. the hub is behind: the engine pauses, and the slot stays; 2. the client is, too: now others get the slot
+    3. the hub catches up: the client is still behind; 4. the client does: the engine goes on
+    """
+    bench.engine.puts_aside = True
+    bench.do(work())
+    assert bench.do(HoldBack("a", True), HoldBack("b", True)) == []
+    assert bench.engine.pauses == [("a", True)]
+    assert bench.do(Pause("a", True)) == [Parked("a", True)]
+    assert bench.do(HoldBack("a", False)) == []
+    assert bench.engine.pauses == [("a", True)]
+    assert bench.do(Pause("a", False)) == [Parked("a", False)]
+    assert bench.engine.pauses == [("a", True), ("a", False)]
 
 
 def test_what_the_engine_does_not_put_aside_keeps_its_slot(bench: Bench) -> None:

@@ -72,7 +72,7 @@ def test_a_batch_is_bounded_by_count_and_by_size() -> None:
     for number in range(4):
         outbox.push_message("b", head(number, 150_000))
     outbox.flush_all(0.0)
-    assert [len(numbers) for name, numbers in line.sent if name == "a"] == [1024, 1024, 452]
+    assert [len(numbers) for name, numbers in line.sent if name == "a"] == [128] * 19 + [68]
     assert [number for name, numbers in line.sent if name == "a" for number in numbers] == list(range(2500))
     assert [numbers for name, numbers in line.sent if name == "b"] == [[0], [1], [2], [3]]
 
@@ -96,6 +96,81 @@ def test_both_bounds_hold_and_only_for_the_hub_that_fills_them() -> None:
     assert [outbox.push_message("b", head(1, 600)) for _ in range(2)] == [True, False]
     assert outbox.push_message("c", head(1, 600))
     assert outbox.waiting == 4
+
+
+def test_a_hub_is_behind_from_half_of_a_bound_on_until_a_quarter_waits() -> None:
+    """1. of eight messages four wait: it is; 2. three are left: it still is; two: it has caught up; 3. by size alike"""
+    line = Line()
+    outbox = Outbox(line.send, 8, 1 << 20)
+    line.state["a"] = SendResult.FULL
+    for number in range(3):
+        outbox.push_message("a", head(number), b"x", request="r")
+    outbox.flush_all(0.0)
+    assert (outbox.behind, outbox.blocked) == (set(), {"a"})
+    outbox.push_message("a", head(3), b"x", request="r")
+    assert outbox.behind == {"a"}
+    taken: list[int] = []
+
+    def one_more(_name: str, _frames: Frames) -> SendResult:
+        taken.append(len(taken))
+        return SendResult.SENT if len(taken) == 1 else SendResult.FULL
+
+    outbox._send = one_more
+    outbox.retry_all(1.0)
+    assert outbox.behind == {"a"}
+    taken.clear()
+    outbox.retry_all(2.0)
+    assert (outbox.behind, outbox.blocked) == (set(), {"a"})
+    outbox.push_message("b", head(0, 600_000))
+    assert outbox.behind == {"b"}
+    outbox._send = line.send
+    line.state.clear()
+    outbox.retry_all(3.0)
+    assert (outbox.behind, outbox.blocked, outbox.waiting) == (set(), set(), 0)
+
+
+def test_a_hub_that_reads_nothing_is_blocked_since_the_first_try_and_until_it_reads() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 8, 1000)
+    line.state["a"] = SendResult.FULL
+    outbox.push_message("a", head(0))
+    outbox.flush_all(100.0)
+    outbox.retry_all(109.0)
+    assert outbox.blocked_peers(10.0, 110.0) == []
+    assert outbox.blocked_peers(10.0, 110.5) == ["a"]
+    line.state.clear()
+    outbox.retry_all(111.0)
+    assert outbox.blocked_peers(10.0, 200.0) == []
+
+
+def test_the_request_that_takes_most_is_dropped_by_count_and_by_size_and_the_others_stay_in_order() -> None:
+    """1. many small messages of one request, few of another, and what is of none: the first goes
+    2. a large one weighs more than many small ones; 3. what is of no request is never dropped
+    """
+    line = Line()
+    outbox = Outbox(line.send, 8, 10_000)
+    line.state["a"] = SendResult.FULL
+    for number, request in enumerate(["many", "few", "many", None, "many", "few"]):
+        assert outbox.push_message("a", head(number), request=request)
+    assert outbox.drop_largest("a") == "many"
+    assert outbox.waiting == 3
+    assert outbox.push_message("a", head(6, 8000), request="large")
+    assert outbox.drop_largest("a") == "large"
+    line.state.clear()
+    outbox.retry_all(0.0)
+    assert line.sent == [("a", [1, 3, 5])]
+    line.state["a"] = SendResult.FULL
+    outbox.push_message("a", head(7))
+    assert outbox.drop_largest("a") is None
+    assert outbox.drop_largest("b") is None
+    assert outbox.waiting == 1
+
+
+def test_outputs_leave_room_for_other_messages() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 8, 10_000)
+    assert [outbox.push_message("a", head(number), request="r") for number in range(9)] == [True] * 8 + [False]
+    assert [outbox.push_message("a", head(number)) for number in range(2)] == [True, False]
 
 
 def test_absence_is_counted_from_the_first_failure_and_ends_with_a_send() -> None:

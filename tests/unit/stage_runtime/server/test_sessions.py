@@ -17,6 +17,7 @@ from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
+    HoldBack,
     Job,
     Outcome,
     OutputChunk,
@@ -293,18 +294,104 @@ def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_noth
     assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
 
 
-def test_a_hub_that_reads_too_slowly_loses_its_own_requests_only() -> None:
+def words(replica: Replica, hub_id: str) -> list[wire.Chunk]:
+    return [said[2] for said in replica.said if said[1] == hub_id and isinstance(said[2], wire.Chunk)]
+
+
+@pytest.mark.attack("I1")
+def test_a_hub_that_reads_too_slowly_loses_what_takes_most_of_its_queue_and_nothing_else() -> None:
+    """1. a hub reads nothing; one request there fills the queue with what can't be joined, another says a word
+    2. it reads: the first has failed, and not by the replica's fault; the other is whole, and no session has ended
+    """
     replica = Replica()
-    replica.submit("slow", "h1")
+    replica.submit("much", "h1")
+    replica.submit("little", "h1")
     replica.submit("fine", "h2")
-    slow, fine = replica.works()
+    much, little, fine = replica.works()
     replica.reachable = SendResult.FULL
-    replica.delivers(*(OutputChunk(slow.key, "text", text="x" * 2000) for _ in range(20)))
+    replica.delivers(OutputChunk(little.key, "text", text="word"))
+    png = [OutputChunk(much.key, "image", mime="image/png", attachment=b"x" * 2000) for _ in range(20)]
+    replica.delivers(*png)
     replica.reachable = SendResult.SENT
-    replica.delivers(Finished(slow.key, "stop"), Finished(fine.key, "stop"))
-    assert Cancel(slow.key) in replica.jobs
-    assert Cancel(fine.key) not in replica.jobs
-    assert [said[1] for said in replica.said if isinstance(said[2], wire.StageDone)] == ["h2"]
+    replica.tick(1.0)
+    replica.delivers(Finished(little.key, "stop"), Finished(fine.key, "stop"))
+    assert [job for job in replica.jobs if isinstance(job, Cancel)] == [Cancel(much.key)]
+    (failed,) = [said[2] for said in replica.said if isinstance(said[2], wire.StageFailed)]
+    assert (failed.request_id, failed.kind) == ("much", FailureKind.OVERLOADED)
+    assert {said[2].request_id for said in replica.said if isinstance(said[2], wire.StageDone)} == {"little", "fine"}
+    assert [(chunk.request_id, chunk.text) for chunk in words(replica, "h1")] == [("little", "word")]
+    assert (replica.counters["hubs_given_up"], replica.counters["unread_requests"]) == (0, 1)
+
+
+@pytest.mark.attack("I1")
+def test_the_requests_of_a_hub_that_is_behind_are_held_back_and_go_on_when_it_has_read() -> None:
+    """1. half of what may wait for a hub waits: its requests are held back, one that comes then too, no other hub's
+    2. it reads: all of them go on; 3. no word is missing, in order, without a gap
+    """
+    replica = Replica()
+    replica.submit("a", "h1")
+    replica.submit("b", "h2")
+    first, _ = replica.works()
+    replica.reachable = SendResult.FULL
+    replica.delivers(*(OutputChunk(first.key, "image", mime="image/png", attachment=b"x") for _ in range(5)))
+    assert [job for job in replica.jobs if isinstance(job, HoldBack)] == [HoldBack(first.key, held=True)]
+    replica.submit("late", "h1")
+    late = replica.works()[-1]
+    assert replica.jobs[-1] == HoldBack(late.key, held=True)
+    replica.reachable = SendResult.SENT
+    before = len(replica.jobs)
+    replica.tick(1.0)
+    assert replica.jobs[before:] == [HoldBack(first.key, held=False), HoldBack(late.key, held=False)]
+    assert [chunk.seq for chunk in words(replica, "h1")] == list(range(5))
+    assert replica.counters["hubs_held_back"] == 1
+
+
+@pytest.mark.attack("I1")
+def test_what_is_said_while_a_hub_reads_nothing_is_joined_and_its_end_comes_behind_it() -> None:
+    """1. a hub has not read what was sent: 500 more words of a request wait as one message; 2. it reads; 3. it ends"""
+    replica = Replica()
+    replica.submit("a", "h1")
+    (work,) = replica.works()
+    replica.reachable = SendResult.FULL
+    for number in range(500):
+        replica.delivers(OutputChunk(work.key, "text", text=f"w{number} ", token_ids=(number,)))
+    replica.reachable = SendResult.SENT
+    replica.tick(1.0)
+    replica.delivers(OutputChunk(work.key, "text", text="more ", token_ids=(500,)), Finished(work.key, "stop"))
+    came = words(replica, "h1")
+    assert [chunk.seq for chunk in came] == [0, 1, 2]
+    assert "".join(chunk.text for chunk in came) == "".join(f"w{number} " for number in range(500)) + "more "
+    assert [token for chunk in came for token in chunk.token_ids] == list(range(501))
+    (done,) = [said[2] for said in replica.said if isinstance(said[2], wire.StageDone)]
+    assert done.seq == 3
+    assert replica.counters["hubs_held_back"] == 0
+
+
+def test_a_request_that_ends_while_its_hub_reads_nothing_has_said_everything_before() -> None:
+    replica = Replica()
+    replica.submit("a", "h1")
+    (work,) = replica.works()
+    replica.reachable = SendResult.FULL
+    replica.delivers(*(OutputChunk(work.key, "text", text=f"w{number} ") for number in range(3)))
+    replica.delivers(*(OutputChunk(work.key, "text", text=f"w{number} ") for number in range(3, 6)))
+    replica.delivers(Finished(work.key, "stop"))
+    replica.reachable = SendResult.SENT
+    replica.tick(1.0)
+    assert "".join(chunk.text for chunk in words(replica, "h1")) == "w0 w1 w2 w3 w4 w5 "
+    assert isinstance(replica.said[-1][2], wire.StageDone)
+
+
+def test_a_hub_that_reads_nothing_for_long_is_given_up() -> None:
+    replica = Replica()
+    replica.submit("a", "h1")
+    (work,) = replica.works()
+    replica.reachable = SendResult.FULL
+    replica.delivers(OutputChunk(work.key, "text", text="word"), now_s=100.0)
+    replica.tick(109.0)
+    assert replica.counters["hubs_given_up"] == 0
+    replica.tick(111.0)
+    assert (len(replica.sessions.ledger), replica.counters["hubs_given_up"]) == (0, 1)
+    assert Cancel(work.key) in replica.jobs
 
 
 def test_a_reason_of_megabytes_is_told_by_its_beginning_and_its_end() -> None:

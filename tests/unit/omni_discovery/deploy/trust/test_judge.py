@@ -137,6 +137,7 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
             ("kv_transfer_config", "kv_connector", "EvilConnector"),
             # It takes the address of its peer from the request's id, which clients may choose.
             ("kv_transfer_config", "kv_connector", "P2pNcclConnector"),
+            ("kv_transfer_config", "engine_id", "../../dev/shm/theirs"),
             ("structured_outputs_config", "reasoning_parser_plugin", "/srv/plugin.py"),
             ("compilation_config", "backend", "evil.backend"),
             ("compilation_config", "inductor_passes", {"a": "evil.pass"}),

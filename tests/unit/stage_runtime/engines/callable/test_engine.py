@@ -91,7 +91,8 @@ class TestTarget:
             ("tests.support.callables:NO_CALLABLE", "can't be called"),
             ("tests.support.callables:untyped", "annotated 'YourInput'"),
             ("tests.support.callables:two", "needs 2 parameters"),
-            ("tests.support.callables:later", "is asynchronous"),
+            ("tests.support.callables:later", "is asynchronous.*give its input a field pieces: AsyncIterator"),
+            ("tests.support.callables:no_generator", "write it as 'async def' with 'async for piece in"),
             ("tests.support.callables:Greeter", "kwargs do not fit .*'greeting'"),
         ],
     )

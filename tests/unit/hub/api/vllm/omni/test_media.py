@@ -9,8 +9,10 @@ import pytest
 from hub.api.errors import NotServedError
 from hub.api.vllm.omni.media import split_files
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.media_links import MediaLinks
 
 TEXT = {"type": "text", "text": "what is this?"}
+HOSTS = ("media.example.org", "other.example.org")
 SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 
 
@@ -30,6 +32,14 @@ def test_the_server_gets_the_text_and_the_stage_all_messages() -> None:
 def test_a_chat_without_files_is_the_servers_alone() -> None:
     for asked in (chat(TEXT, tools=[{}]), {"messages": "hi"}, {"messages": [{"content": "hi"}, 3]}, {}):
         assert split_files(asked) == (asked, {})
+
+
+def test_a_link_on_the_operators_list_goes_to_the_stage_as_it_came_and_no_other_does() -> None:
+    links = MediaLinks(("media.example.org",))
+    there, elsewhere = ({"type": "image_url", "image_url": {"url": f"https://{host}/a.png"}} for host in HOSTS)
+    assert split_files(chat(there, TEXT), links) == (chat(TEXT), chat(there, TEXT))
+    with pytest.raises(InvalidRequestError, match="image_url: only files of media"):
+        split_files(chat(elsewhere, TEXT), links)
 
 
 @pytest.mark.attack("C13")

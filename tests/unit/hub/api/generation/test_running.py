@@ -1,0 +1,52 @@
+"""Requests that one HTTP request asks for side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hub.api.exchange import Exchange
+from hub.api.generation.running import Ask, Came, Generation
+
+
+class _Omni:
+    """Notes in which turn of the loop each request began."""
+
+    def __init__(self) -> None:
+        self.is_traced, self.turn = False, 0
+        self.began_in: list[int] = []
+
+    async def generate(self, _inputs: Any, *, request_id: str, **_more: Any) -> AsyncGenerator[str, None]:
+        self.began_in.append(self.turn)
+        yield request_id
+
+    async def count_turns(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+
+async def _never() -> dict[str, str]:
+    await asyncio.Event().wait()
+    return {}
+
+
+@pytest.mark.attack("I6")
+async def test_others_get_a_turn_of_the_loop_between_two_answers_of_one_request() -> None:
+    """Each of them is checked and sent by itself: with a long prompt, 16 in one turn stopped the hub for a second."""
+    omni: Any = _Omni()
+    request: Any = SimpleNamespace(receive=_never, headers={})
+    fields: Any = SimpleNamespace(timeout=None, priority=0, async_chunk=None)
+    counting = asyncio.create_task(omni.count_turns())
+    generation = Generation(omni, Came(request, Exchange(), 0.0), fields, [Ask({}, {})] * 16)
+    try:
+        came = [number async for number, _ in generation]
+    finally:
+        await generation.close()
+        counting.cancel()
+    assert sorted(came) == list(range(16))
+    assert len(set(omni.began_in)) == 16
