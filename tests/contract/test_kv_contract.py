@@ -310,11 +310,8 @@ async def test_a_summary_counts_and_names_the_youngest_write(store: Store, prefi
 
 async def test_what_is_too_long_for_a_record_comes_cut_and_the_document_whole(store: Store, prefix: str) -> None:
     """By each way of reading, in a namespace; elsewhere nothing is cut."""
-    record, document, other = (
-        f"/omni/v1/{prefix.strip('/')}/hubs/h",
-        f"/omni/v1/{prefix.strip('/')}/pipeline",
-        prefix + "k",
-    )
+    namespace = f"/omni/v1/{prefix.strip('/').replace('/', '-')}"
+    record, document, other = f"{namespace}/hubs/h", f"{namespace}/pipeline", f"{prefix}k"
     long = b"x" * 300_000
     for key in (record, document, other):
         revision = await store.kv.put(key, long)
