@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,9 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
+    Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
+    Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
     Attack(
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),
@@ -147,6 +150,15 @@ ATTACKS: Final = (
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
+    Attack(
+        "J1", "realtime events that are none, or too large, without end", "an error each, or 1009; others are served"
+    ),
+    Attack(
+        "J2", "realtime sessions send sound that they never commit, or read nothing", "bounded, each and all together"
+    ),
+    Attack(
+        "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
+    ),
     Attack(
         "K3",
         "many replicas send frames of millions of maps, and pieces without end",

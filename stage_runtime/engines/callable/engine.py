@@ -25,6 +25,7 @@ from stage_runtime.engines.callable.live_pieces import Driven, LivePieces
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
 from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.files import code_version, npy_of, png_of, wav_of
+from stage_runtime.engines.media.encode import mp4_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,10 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 class ValueReader:
     """Turns values of user code into outputs. ``shows`` is the stage's final_output, e.g. ``text`` or ``none``."""
 
-    def __init__(self, shows: str, sample_rate_hz: int) -> None:
+    def __init__(self, shows: str, sample_rate_hz: int, frame_rate_hz: int = 24) -> None:
         self._shows = shows
         self._sample_rate_hz = sample_rate_hz
+        self._frame_rate_hz = frame_rate_hz
 
     def read(self, key: str, value: Any) -> Iterator[EngineOutput | Mapping[str, Any]]:
         """One value as outputs for the client, and as mappings for the next stages.
@@ -67,6 +69,8 @@ class ValueReader:
     def _array(self, key: str, value: Any) -> EngineOutput | Mapping[str, Any]:
         if self._shows == "audio":
             return EngineOutput(key, audio_wav=wav_of(value, self._sample_rate_hz))
+        if self._shows == "video":
+            return EngineOutput(key, video_mp4=mp4_of(value, self._frame_rate_hz))
         if self._shows == "embedding":
             return EngineOutput(key, pooled_npy=npy_of(value))
         return {"tensor": value}
@@ -78,7 +82,10 @@ class ValueReader:
         if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
             self._must_show("audio", "sound")
             return EngineOutput(key, audio_wav=value)
-        raise TypeError(f"{len(value)} bytes that are no PNG and no WAV file can't be put out; {self._right}")
+        if value[4:8] == b"ftyp":
+            self._must_show("video", "a video")
+            return EngineOutput(key, video_mp4=value)
+        raise TypeError(f"{len(value)} bytes that are no PNG, WAV or MP4 file can't be put out; {self._right}")
 
     def _must_show(self, modality: str, what: str) -> None:
         if self._shows != modality:
@@ -90,6 +97,7 @@ class ValueReader:
             "text": "a str, and ",
             "image": "a PIL image or the bytes of a PNG file, and ",
             "audio": "a row of floats or the bytes of a WAV file, and ",
+            "video": "bytes of shape (frames, height, width, 3) or those of an MP4 file, and ",
             "embedding": "an array of numbers, and ",
         }
         return f"return {shown.get(self._shows, '')}a mapping to hand over"
@@ -147,7 +155,7 @@ class TorchEngine:
         self._stage = stage
         self._args = checked_args(stage, TorchArgs)
         check_target(stage, self._args)
-        self._value_reader = ValueReader(stage.final_output, self._args.sample_rate_hz)
+        self._value_reader = ValueReader(stage.final_output, self._args.sample_rate_hz, self._args.frame_rate_hz)
         self._target: Target | None = None
         #: By request key: at most ``capacity`` running, in the order of their turns; the others wait.
         self._running: dict[str, _Task] = {}

@@ -38,6 +38,8 @@ class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str = ""
     #: Sample rate of the sound that an audio stage returns.
     sample_rate_hz: Annotated[int, Meta(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ)] = 24_000
+    #: Of the frames that a stage of video returns.
+    frame_rate_hz: Annotated[int, Meta(ge=1, le=240)] = 24
     #: The voices that clients are shown; the callable's field ``speaker`` gets the one that they name.
     voices: tuple[str, ...] = ()
 
