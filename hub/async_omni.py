@@ -31,6 +31,7 @@ from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
+from hub.replicas.long_turns import LongTurns
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import make_context
 from hub.replicas.stage_client import StageClient
@@ -170,6 +171,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self.rejections = RejectionLog(self.hub_metrics)
         self._key_pair = key_pair
         self._resolver = resolver or Resolver()
+        self._turns = LongTurns()
         self._config = config or HubConfig()
         self._tracing = tracing
         self._remote_replica_factory = remote_replica_factory
@@ -472,7 +474,14 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
 
     def _connect(self, info: ReplicaInfo, on_event: Callable[[ClientEvent], None]) -> StageClient:
         return StageClient(
-            info, self.hub_id, self._key_pair, self._config, self._context, on_event, resolver=self._resolver
+            info,
+            self.hub_id,
+            self._key_pair,
+            self._config,
+            self._context,
+            on_event,
+            resolver=self._resolver,
+            turns=self._turns,
         )
 
     def _enqueue(self, orchestrator: Orchestrator, request: AddRequest) -> OutputQueue:

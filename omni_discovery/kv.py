@@ -1,7 +1,8 @@
 """KVStore: the small part of etcd that the project needs, as a protocol.
 
 ``EtcdKV`` (etcd/store.py) is a client of a server, ``FakeKV`` (testing.py) lives in memory; both pass the same contract
-suite. Keys are text, values bytes. Every method may raise RegistryUnavailableError or RegistryRefusedError.
+suite. Keys are text, values bytes; what a namespace holds that is longer than any record (records/sizes.py) comes cut.
+Every method may raise RegistryUnavailableError or RegistryRefusedError.
 An instance belongs to the event loop that it was opened on.
 """
 

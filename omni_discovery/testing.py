@@ -30,6 +30,7 @@ from omni_discovery.kv import (
     WatchEvent,
 )
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.sizes import cut_value
 
 #: Rounds of the event loop after which everything that could run has run.
 _SETTLE_ROUNDS = 50
@@ -293,7 +294,7 @@ class FakeKV:
             self._leases[old.lease_id].keys.discard(key)
         self._revision += 1
         created = old.create_revision if old is not None else self._revision
-        item = KeyValue(key, value, created, self._revision, lease_id)
+        item = KeyValue(key, cut_value(key, value), created, self._revision, lease_id)
         self._items[key] = item
         self._history.append(PutEvent(item))
         self._wake_watches()

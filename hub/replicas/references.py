@@ -6,9 +6,16 @@ each that is named, so one message may name one for each stage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Final
+
 from omni_discovery import wire
 from omni_discovery.records.handoff_addresses import is_at, named_addresses, registered_address, shown
 from omni_discovery.records.schema import ReplicaInfo
+
+#: Values, at all depths, that the metadata of one hand-off may hold: the hub keeps them until the request ends. Those
+#: of a connector are a dozen; vLLM names each block of a KV cache.
+_MOST_VALUES: Final = 1 << 17
 
 
 def flaw_of_references(info: ReplicaInfo, message: wire.FromReplica) -> str:
@@ -27,8 +34,20 @@ def _flaw(info: ReplicaInfo, ref: wire.PayloadRef) -> str:
         return f"it named a hand-off of stage {ref.from_stage}, which is not its own"
     if ref.role:
         return "it named a hand-off of a companion, which only a hub can tell"
+    if _is_too_full(ref.metadata):
+        return f"its hand-off came with metadata of more than {_MOST_VALUES} values"
     registered = registered_address(info, ref.to_stage)
     for named in named_addresses(ref.metadata):
         if not is_at(named, registered):
             return f"its hand-off names {shown(named)}, its record {shown(registered)}"
     return ""
+
+
+def _is_too_full(metadata: Mapping[str, Any]) -> bool:
+    found, waiting = 0, list[Any]([metadata])
+    while waiting and found <= _MOST_VALUES:
+        each = waiting.pop()
+        found += len(each)
+        values = each.values() if isinstance(each, Mapping) else each
+        waiting += [value for value in values if isinstance(value, dict | list | tuple)]
+    return found > _MOST_VALUES

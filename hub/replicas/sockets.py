@@ -18,6 +18,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig, NotConnectedError, OutOfSocketsError, QueueFullError
+from hub.replicas.long_turns import LongTurns
 from hub.replicas.resolver import Resolver
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
@@ -37,11 +38,10 @@ _POLLIN: Final = int(zmq.POLLIN)
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
 _HEAD_BYTE: Final = 8
-#: A turn that has used more processor time than this is followed by a rest as long as itself: one replica that floods
-#: its hubs takes half of their time at most.
-_LONG_TURN_S: Final = 0.02
-#: What a lost connection had brought is handled at once up to this; what is behind that counts as lost with it.
+#: What a lost connection had brought is handled at once up to this, and for so much processor time; what is behind that
+#: counts as lost with it.
 _MOST_DRAINED_BYTES: Final = 256 << 20
+_LONGEST_DRAIN_S: Final = 1.0
 #: After so many attempts that have timed out the pauses grow, up to this.
 _PATIENT: Final = 5
 _SLOWEST_S: Final = 15.0
@@ -83,11 +83,17 @@ def make_context() -> ZmqContext:
 
 
 class LoopSocket:
-    """One ZMQ socket on the running loop. ``on_frames`` is called with each message; it must not block."""
+    """One ZMQ socket on the running loop. ``on_frames`` is called with each message; it must not block.
 
-    def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
+    ``turns`` are shared by all sockets of the loop: replicas that flood their hub take half of its time at most.
+    """
+
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None], turns: LongTurns | None = None
+    ) -> None:
         self.socket = socket
         self._on_frames = on_frames
+        self._turns = turns or LongTurns()
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._drain_due = self._is_draining = False
@@ -113,11 +119,13 @@ class LoopSocket:
                 self._look_again()
 
     def drain(self) -> None:
-        """Take in what has arrived, up to 256 MiB of it; the rest comes in turns, as always."""
-        left_bytes = _MOST_DRAINED_BYTES
+        """Take in what has arrived, up to 256 MiB of it or for a second; the rest comes in turns, as always."""
+        left_bytes, began_s = _MOST_DRAINED_BYTES, time.thread_time()
         while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
             left_bytes -= self._take_batch()
-        self._look_again()
+            if time.thread_time() - began_s > _LONGEST_DRAIN_S:
+                break
+        self._end_turn(began_s)
 
     def close(self) -> None:
         """Close without waiting for unsent messages. Idempotent."""
@@ -140,9 +148,13 @@ class LoopSocket:
             return
         began_s = time.thread_time()
         self._take_batch()
-        took_s = time.thread_time() - began_s
-        if took_s > _LONG_TURN_S and not self.socket.closed:
-            self._rest = self._loop.call_later(took_s, self._end_rest)
+        self._end_turn(began_s)
+
+    def _end_turn(self, began_s: float) -> None:
+        """Rest after a long turn, which began at that processor time; look for more after any other."""
+        rest_s = self._turns.rest_s(time.thread_time() - began_s, self._loop.time())
+        if rest_s and self._rest is None and not self.socket.closed:
+            self._rest = self._loop.call_later(rest_s, self._end_rest)
         else:
             self._look_again()
 
@@ -202,6 +214,7 @@ class DealerConnection:
         config: HubConfig,
         listener: ConnectionListener,
         resolver: Resolver,
+        turns: LongTurns,
     ) -> None:
         self.connected = False
         #: Why there is no number for the host's name; empty where there is one.
@@ -235,8 +248,8 @@ class DealerConnection:
             monitor.close(linger=0)
             socket.close(linger=0)
             raise
-        self._dealer = LoopSocket(socket, lambda frames: listener.frames_received(name, frames))
-        self._monitor = LoopSocket(monitor, self._on_monitor)
+        self._dealer = LoopSocket(socket, lambda frames: listener.frames_received(name, frames), turns)
+        self._monitor = LoopSocket(monitor, self._on_monitor, turns)
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message. Raise NotConnectedError or QueueFullError."""
@@ -324,6 +337,7 @@ def open_connections(
     config: HubConfig,
     listener: ConnectionListener,
     resolver: Resolver,
+    turns: LongTurns,
 ) -> dict[SocketName, DealerConnection]:
     """Begin to connect to both sockets of a replica.
 
@@ -335,7 +349,7 @@ def open_connections(
     connections: dict[SocketName, DealerConnection] = {}
     try:
         for name, addr in addrs.items():
-            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener, resolver)
+            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener, resolver, turns)
     except (zmq.ZMQError, ValueError) as error:
         for connection in connections.values():
             connection.close()

@@ -30,6 +30,7 @@ from hub.replicas.events import (
     Unresolved,
     Unsent,
 )
+from hub.replicas.long_turns import LongTurns
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
 from hub.replicas.references import flaw_of_references
 from hub.replicas.resolver import Resolver
@@ -70,10 +71,12 @@ class StageClient:
         context: ZmqContext,
         on_event: Callable[[ClientEvent], None],
         resolver: Resolver | None = None,
+        turns: LongTurns | None = None,
     ) -> None:
         keys = agreed_keys(key_pair, info.curve_public_key)
         self.info = info
-        self._connections = open_connections(context, info, hub_id, keys, config, self, resolver or Resolver())
+        resolver, turns = resolver or Resolver(), turns or LongTurns()
+        self._connections = open_connections(context, info, hub_id, keys, config, self, resolver, turns)
         self._config, self._on_event = config, on_event
         self._session = HubSession(hub_id, info.epoch)
         self._closed, self._loop = False, asyncio.get_running_loop()

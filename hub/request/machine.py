@@ -24,6 +24,7 @@ from hub.request.pieces import (
     consumers_of_pieces,
     end_pieces,
     flow,
+    overfull_stage,
     producer_at_fault,
     repeat_pieces,
     stage_in_doubt,
@@ -426,6 +427,10 @@ class RequestMachine:
             return [ev.Drop("duplicate")]
         if message.number > run.next_piece:
             return self._gap(run, message.number, now_s)
+        overfull = overfull_stage(self.state, run, message)
+        if overfull is not None:
+            reason = f"it made piece {message.number} before stage {overfull} had taken enough of those before"
+            return [ev.Drop("window"), *self._lost_at(run, reason, now_s)]
         run.output_at_s = now_s
         actions: list[Action] = []
         for consumer in add_pieces(self.state, run, message):

@@ -16,6 +16,15 @@ from hub.request.state import Phase, PieceRelay, RequestState, StageRun
 from omni_discovery import wire
 
 
+def overfull_stage(state: RequestState, run: StageRun, message: wire.HandOffPiece) -> int | None:
+    """The consumer whose window the producer has not kept to with its next piece; None if there is none."""
+    for ref in message.payloads:
+        relay = state.runs[ref.to_stage].streams.get(run.stage_id) if ref.to_stage in state.runs else None
+        if relay is not None and relay.is_full and (run.stage_id, ref.to_stage) in state.plan.windows:
+            return ref.to_stage
+    return None
+
+
 def add_pieces(state: RequestState, run: StageRun, message: wire.HandOffPiece) -> Iterator[StageRun]:
     """Store a producer's next piece in the relay of each consumer; yield the consumer after each."""
     run.next_piece += 1

@@ -53,6 +53,11 @@ class PieceRelay:
         #: The last count of taken pieces that went to the producer.
         self.room_sent = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the producer has made all pieces that it may make before it hears that more were taken."""
+        return len(self._refs) >= self.room_sent + self._window
+
     def add(self, ref: PayloadRef) -> None:
         """The producer has made another piece."""
         self._refs.append(ref)

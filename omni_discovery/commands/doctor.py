@@ -129,7 +129,7 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
         diagnosis.waits = waits_among(listing.items, namespace)
         namespaces = None
         try:
-            namespaces = count_namespaces([item.key for item in (await kv.list(ROOT)).items])
+            namespaces = count_namespaces([item.key for item in (await kv.list(ROOT, keys_only=True)).items])
         except RegistryDeniedError:
             found.append(Finding(Grade.NOTE, "namespace", "other namespaces can't be seen: this user may not"))
         except RegistryError as error:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import quiet_logging, say
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import reads_own_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -150,6 +149,9 @@ SECRETS: Final = ("OMNI_ETCD_PASSWORD", *DOOR_SECRETS)
 
 def child_environment() -> dict[str, str]:
     """Return this process's environment without secrets, for child processes; they load nothing from their folder."""
+    # Not at the top: help has to be there at once.
+    from omni_discovery.processes import reads_own_files
+
     kept = {name: value for name, value in os.environ.items() if name not in SECRETS}
     return kept | reads_own_files(kept)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from omni_discovery.clients import OmniCoordClientForHub
     from omni_discovery.records.beat import BeatRecord
 
+#: How long the whole list may take, of an etcd that answers.
+_LIST_S: Final = 30.0
 #: The table on screen is drawn anew each turn, and what hubs report is read each so many turns.
 _TURN_S: Final = 0.25
 _TURNS_PER_READ: Final = 4
@@ -73,9 +75,13 @@ class ReplicasCommand:
             password=security.password,
         ) as client:
             try:
-                client.wait_synced(timeout_s=ANSWER_S)
+                client.wait_synced(timeout_s=_LIST_S)
             except TimeoutError as error:
-                raise RegistryUnavailableError(f"no etcd answered at {endpoints}: correct --etcd-endpoints") from error
+                # It has answered just before.
+                raise RegistryUnavailableError(
+                    f"etcd at {endpoints} answers, but all of namespace {arguments.namespace!r} did not come within "
+                    f"{_LIST_S:g} s: it is too much, or etcd is slow; omni doctor names keys to delete"
+                ) from error
 
             def table(beats: Mapping[str, BeatRecord] | None) -> Table:
                 view = client.view()

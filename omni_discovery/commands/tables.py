@@ -42,6 +42,8 @@ _PROCESS: Final = 5
 _LEAST_ADDRESS: Final = 21
 #: The longest text of a record below a table, in characters; --json has it whole.
 _MOST_NOTE: Final = 240
+#: Keys that a line below a table names.
+_MOST_KEYS: Final = 3
 _YEAR_S: Final = 365.25 * 86400
 
 
@@ -118,6 +120,10 @@ def _notes(
     if view.replicas and not view.hubs:
         lines.append("no hub is registered: these replicas get no requests")
     lines += [f"stage {stage_id}: nobody" for stage_id in _deserted(view)]
+    if view.bad:
+        named = ", ".join(one_line(key) for key in sorted(view.bad)[:_MOST_KEYS])
+        more = f" and {len(view.bad) - _MOST_KEYS} more" if len(view.bad) > _MOST_KEYS else ""
+        lines.append(f"not shown, since they can't be read: {named}{more}; omni doctor says what to do")
     if reports is None:
         lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
     else:

@@ -32,7 +32,11 @@ from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, Listing, Summar
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
-_PAGE_KEYS: Final = 500
+#: Keys of the first page of a list and of the longest, and about how many bytes a page has: all of it is in memory at
+#: once, and a page that comes late is asked for again.
+_FIRST_PAGE_KEYS: Final = 32
+_MOST_PAGE_KEYS: Final = 500
+_PAGE_BYTES: Final = 2 << 20
 
 #: Picks one method of one endpoint's stubs.
 _Method = Callable[[EndpointChannel], Any]
@@ -146,7 +150,7 @@ class EtcdKV:
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """See KVStore. Read in pages; raises CompactedError if the revision is compacted meanwhile."""
         start, end = prefix.encode() or b"\0", prefix_end(prefix.encode())
-        request = rpc.RangeRequest(key=start, range_end=end, limit=_PAGE_KEYS, keys_only=keys_only)
+        request = rpc.RangeRequest(key=start, range_end=end, limit=_FIRST_PAGE_KEYS, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
             try:
@@ -161,6 +165,8 @@ class EtcdKV:
             request.revision = request.revision or page.header.revision
             if not page.more or not page.kvs:
                 break
+            fitting = request.limit * _PAGE_BYTES // max(1, page.ByteSize())
+            request.limit = max(1, min(fitting, 2 * request.limit, _MOST_PAGE_KEYS))
             request.key = page.kvs[-1].key + b"\0"
         self._cluster_id = page.header.cluster_id
         return Listing(request.revision, page.header.cluster_id, tuple(items))

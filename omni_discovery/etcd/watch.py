@@ -15,6 +15,7 @@ from omni_discovery.etcd.auth import Metadata
 from omni_discovery.etcd.channel import HAS_LEADER, EndpointChannel, closed_under, was_cancelled
 from omni_discovery.etcd.errors import refusal
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
+from omni_discovery.records.sizes import cut_value
 
 _DELETE: Final = 1
 _HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_by_name
@@ -26,10 +27,11 @@ def decode_key(raw: bytes) -> str:
 
 
 def to_key_value(kv: Any) -> KeyValue:
-    """Convert etcd's key-value message."""
+    """Convert etcd's key-value message; a value that is too long for its key comes cut."""
+    key = decode_key(kv.key)
     return KeyValue(
-        key=decode_key(kv.key),
-        value=kv.value,
+        key=key,
+        value=cut_value(key, kv.value),
         create_revision=kv.create_revision,
         mod_revision=kv.mod_revision,
         lease_id=kv.lease,

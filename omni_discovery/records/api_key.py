@@ -16,6 +16,7 @@ from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.schema import SCHEMA
+from omni_discovery.records.sizes import check_value
 
 #: Random bytes of a key.
 KEY_BYTES: Final = 16
@@ -52,6 +53,7 @@ def encode_api_key(key: str, created_at: float) -> bytes:
 
 def decode_api_key(item: KeyValue) -> ApiKeyRecord:
     """The record in a value of etcd. Raise RecordError if it is none."""
+    check_value(item.key, item.value)
     try:
         return msgspec.json.decode(item.value, type=ApiKeyRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

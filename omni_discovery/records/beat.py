@@ -12,6 +12,7 @@ from omni_discovery.errors import RecordError, RegistryUnavailableError
 from omni_discovery.kv import KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.health import HubHealth
+from omni_discovery.records.sizes import check_value
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -38,6 +39,7 @@ _decoder: Final = msgspec.json.Decoder(BeatRecord)
 
 def decode_beat(key: str, value: bytes) -> BeatRecord:
     """Decode a beat. Raise RecordError."""
+    check_value(key, value)
     try:
         return _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from omni_discovery.errors import RecordError
+from omni_discovery.records.sizes import check_value
 from omni_discovery.text import is_shown, one_line
 
 #: Version of the JSON written by this release. Readers take any version whose known fields decode.
@@ -246,6 +247,7 @@ def _printable(record: _Record) -> _Record:
 
 
 def _decode(decoder: msgspec.json.Decoder[_Record], key: str, value: bytes) -> _Record:
+    check_value(key, value)
     try:
         record = decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:

@@ -14,6 +14,7 @@ import msgspec
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
+from omni_discovery.records.sizes import check_value
 from omni_discovery.text import one_line
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -43,6 +44,7 @@ def encode_waits(record: WaitRecord) -> bytes:
 
 def decode_waits(key: str, value: bytes) -> WaitRecord:
     """Decode a record. Raise RecordError."""
+    check_value(key, value)
     try:
         return msgspec.json.decode(value, type=WaitRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,10 +10,11 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import ConfigError, RegistryUnavailableError
+from omni_discovery.errors import ConfigError, RecordError, RegistryUnavailableError
 from omni_discovery.kv import Claim, KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.records.sizes import check_value
 from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
 #: Fields that change all the time; a change of them alone is written at most once a load interval.
@@ -23,9 +24,16 @@ _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
 def checked(record: ReplicaRecord) -> ReplicaRecord:
     """Return the record if a reader would accept it, else raise ConfigError: it must not reach the registry."""
     try:
-        return msgspec.convert(msgspec.to_builtins(record), ReplicaRecord)
+        converted = msgspec.convert(msgspec.to_builtins(record), ReplicaRecord)
+        check_value("the replica's record", encode_record(converted))
     except msgspec.ValidationError as error:
         raise ConfigError(f"the replica's record is not valid: {error}") from error
+    except RecordError as error:
+        raise ConfigError(
+            f"the replica's record {error.reason.partition(',')[0]}, and no hub would read it: "
+            "give it fewer or shorter labels and voices"
+        ) from error
+    return converted
 
 
 def changed_record(record: ReplicaRecord, changes: Mapping[str, Any]) -> ReplicaRecord:

@@ -298,7 +298,7 @@ def _difference(before: Mapping[str, _Row | None], after: Mapping[str, _Row]) ->
         removed=tuple(sorted(removed, key=_by_id)),
         hubs_changed=hubs_changed,
         pipeline_changed=pipeline_changed,
-        bad=tuple(bad),
+        bad=tuple(sorted(bad, key=lambda error: error.key)),
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
+from omni_discovery.errors import CompactedError, RecordError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
@@ -17,6 +18,10 @@ from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View
 
 logger = logging.getLogger(__name__)
+
+#: A value that can't be read is logged again after so long, if it is still written; and so many at once.
+_BAD_AGAIN_S: Final = 600.0
+_MOST_BAD_LINES: Final = 8
 
 OnView = Callable[[View, Delta], None]
 
@@ -62,7 +67,7 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         #: Turns the view stale if the list after a compaction does not come in time.
         self._relist_alarm: asyncio.Task[None] | None = None
-        self._log_once = LogOnce()
+        self._log_once = LogOnce(self._clock.monotonic_s)
         #: The revision of the view delivered last; None before the first. A table may be ahead, by keys in no view.
         self._delivered_revision: int | None = None
 
@@ -151,10 +156,18 @@ class Watcher:
         if self._table.mark_stale(self._clock.wall_s() - self.unproved_s()):
             self._deliver(self._table.snapshot(), Delta())
 
-    def _deliver(self, view: View, delta: Delta) -> None:
-        for bad in delta.bad:
+    def _log_bad(self, bad: Sequence[RecordError]) -> None:
+        """Log values that can't be read: each key now and then only, and few of many."""
+        news = [each for each in bad if self._log_once.should(each.key, _BAD_AGAIN_S)]
+        for _ in bad:
             self._count("bad_value")
-            logger.warning("watcher.bad_value key=%s reason=%s", bad.key, bad.reason)
+        for each in news[:_MOST_BAD_LINES]:
+            logger.warning("watcher.bad_value key=%s reason=%s", each.key, each.reason)
+        if len(news) > _MOST_BAD_LINES:
+            logger.warning("watcher.bad_values more=%d: omni doctor names them", len(news) - _MOST_BAD_LINES)
+
+    def _deliver(self, view: View, delta: Delta) -> None:
+        self._log_bad(delta.bad)
         delta = replace(delta, since_revision=self._delivered_revision)
         # Also if the listener fails: the next delta leads from this view on, which the listener has missed then.
         self._delivered_revision = view.revision

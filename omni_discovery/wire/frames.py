@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import WireError
+from omni_discovery.wire.containers import MAX_CONTAINERS, has_too_many_containers
 from omni_discovery.wire.messages import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
@@ -76,7 +77,11 @@ def decode_from_replica(
     """Decode a multipart of a replica: messages in order, and the attachments of a single Chunk. Raise WireError."""
     if not 1 <= len(frames) <= 1 + MAX_ATTACHMENTS:
         raise WireError(f"{len(frames)} frames")
-    messages: list[FromReplica] = _decode(_from_replica, frames[0])
+    head = frames[0]
+    # Beyond the bound, counting costs more than refusing.
+    if len(head) <= MAX_HEAD_BYTES and has_too_many_containers(bytes(head)):
+        raise WireError(f"a head of more than {MAX_CONTAINERS} maps, arrays and texts")
+    messages: list[FromReplica] = _decode(_from_replica, head)
     attachments = frames[1:]
     if not attachments:
         return messages, attachments

@@ -105,6 +105,9 @@ _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
+#: Hand-offs that one message of a replica may name, and names of timings, or kinds of tokens, that it may count.
+_MOST_PAYLOADS: Final = 4096
+_MOST_NAMES: Final = 1 << 16
 _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
@@ -150,6 +153,11 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: _Count
     metadata: dict[str, Any] = {}
     role: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+
+#: What a replica hands over, and counts, with one message.
+_Payloads = Annotated[tuple[PayloadRef, ...], msgspec.Meta(max_length=_MOST_PAYLOADS)]
+_Usage = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST_NAMES)]
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,9 +353,9 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
     finish_reason: _Word
     queue_length: _Count
     attempt: _Count = 0
-    payloads: tuple[PayloadRef, ...] = ()
-    usage: dict[str, int] = {}
-    timings_s: dict[str, float] = {}
+    payloads: _Payloads = ()
+    usage: _Usage = {}
+    timings_s: Annotated[dict[str, float], msgspec.Meta(max_length=_MOST_NAMES)] = {}
     pieces: _Count = 0
     stop_reason: _Count | _Word | msgspec.UnsetType = msgspec.UNSET
 
@@ -406,7 +414,7 @@ class HandOffPiece(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag
     request_id: _Name
     attempt: _Count
     number: _Count
-    payloads: tuple[PayloadRef, ...]
+    payloads: _Payloads
     queue_length: _Count
 
 
@@ -452,8 +460,8 @@ class SegmentDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     segment: _Count
     finish_reason: _Word
     queue_length: _Count
-    payloads: tuple[PayloadRef, ...] = ()
-    usage: dict[str, int] = {}
+    payloads: _Payloads = ()
+    usage: _Usage = {}
 
 
 #: Longest arguments of one call, and longest result of it, as msgpack.

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
+from omni_discovery.wire.containers import MAX_CONTAINERS, has_too_many_containers
 from stage_runtime.config import ControlRefusedError
 from stage_runtime.engine_loop.jobs import SLEEP, Call, Called
 from stage_runtime.engines.base import CONTROL_METHODS
@@ -115,6 +116,8 @@ def _plain(result: Any) -> msgspec.Raw:
     encoded = msgspec.msgpack.encode(result)
     if len(encoded) > MAX_CONTROL_BYTES:
         raise ControlRefusedError(f"a result of {len(encoded)} bytes, where {MAX_CONTROL_BYTES} may be said")
+    if has_too_many_containers(encoded):
+        raise ControlRefusedError(f"a result of more than {MAX_CONTAINERS} lists and mappings: return less at once")
     return msgspec.Raw(encoded)
 
 

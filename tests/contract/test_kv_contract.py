@@ -11,6 +11,7 @@ import pytest
 
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
 from omni_discovery.kv import DeleteEvent, Held, KVStore, PutEvent, WatchBatch, WatchEvent
+from omni_discovery.records.sizes import MAX_VALUE_BYTES
 from tests.contract.conftest import Store
 
 NO_LEASE = 0x7FFF_0001
@@ -328,3 +329,21 @@ async def test_a_summary_counts_and_names_the_youngest_write(store: Store, prefi
     found = await store.kv.summary(prefix)
     assert found.count == 2
     assert found.max_mod_revision < youngest
+
+
+async def test_what_is_too_long_for_a_record_comes_cut_and_the_document_whole(store: Store, prefix: str) -> None:
+    """By each way of reading, in a namespace; elsewhere nothing is cut."""
+    namespace = f"/omni/v1/{prefix.strip('/').replace('/', '-')}"
+    record, document, other = f"{namespace}/hubs/h", f"{namespace}/pipeline", f"{prefix}k"
+    long = b"x" * 300_000
+    for key in (record, document, other):
+        revision = await store.kv.put(key, long)
+        batches = await opened(store.kv, key, revision)
+        (event,) = await take(batches, 1)
+        assert isinstance(event, PutEvent)
+        got = await store.kv.get(key)
+        assert got is not None
+        listed = [*(await store.kv.list(key)).items, *(await store.kv.list_key(key)).items]
+        lengths = {len(item.value) for item in (event.item, got, *listed)}
+        assert lengths == {MAX_VALUE_BYTES + 1 if key == record else len(long)}
+        await batches.aclose()

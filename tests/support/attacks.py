@@ -163,6 +163,12 @@ ATTACKS: Final = (
         "K1", "hand-offs that come late or never, dozens in one message", "others are served; their replica is ejected"
     ),
     Attack("K2", "a hand-off of millions of tiny lists", "refused before it is decoded"),
+    Attack(
+        "K3",
+        "many replicas send frames of millions of maps, and pieces without end",
+        "refused before they are decoded; the window is kept; others are served",
+    ),
+    Attack("K4", "records of a megabyte of empty lists", "not decoded, hidden and named; hubs and commands go on"),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
 )
 

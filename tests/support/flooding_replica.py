@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import msgspec
+
 from omni_discovery import wire
 from omni_discovery.clients import OmniCoordClientForStage
 from tests.support.hub_fakes import FakeReplica
@@ -47,8 +49,21 @@ def flood_heads(replica: FakeReplica) -> None:
         replica.send_head(head)
 
 
+def flood_maps(replica: FakeReplica) -> None:
+    """Heads of 4 MB, each the result of a call of nobody: four million empty maps."""
+    result = wire.ControlResult(epoch=replica.info.epoch, call_id="nobody", ok=True, queue_length=0, result=0)
+    head, count = wire.encode(result), 4_000_000
+    maps = b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count
+    named = msgspec.msgpack.encode("result")
+    assert head.count(named + b"\x00") == 1
+    head = head.replace(named + b"\x00", named + maps)
+    assert len(head) <= wire.MAX_HEAD_BYTES
+    for _ in range(16):
+        replica.send_head(head)
+
+
 async def main(endpoint: str, namespace: str, weight: str = "1") -> None:
-    """Serve until the standard input is closed; a line of it begins a flood of heads."""
+    """Serve until the standard input is closed; a line of it begins a flood of heads, ``maps`` of empty maps."""
     replica = FakeReplica(flood)
     info = replica.info
     fields = {"curve_public_key": info.curve_public_key, "capacity": 8, "weight": float(weight)}
@@ -61,8 +76,11 @@ async def main(endpoint: str, namespace: str, weight: str = "1") -> None:
         fields=fields,
         on_registered=lambda _replica_id, epoch: object.__setattr__(info, "epoch", epoch),
     ):
-        while await asyncio.to_thread(sys.stdin.readline):
-            flood_heads(replica)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            if line.strip() == "maps":
+                flood_maps(replica)
+            else:
+                flood_heads(replica)
     replica.kill()
 
 

@@ -207,24 +207,29 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _records(evidence: Evidence) -> Iterator[Finding]:
-    for error in evidence.view.bad.values():
-        yield Finding(
-            Grade.PROBLEM, "record", str(error), "it hides this one key; find who wrote it, or `etcdctl del` it"
-        )
-    if not evidence.view.bad:
+    bad = evidence.view.bad
+    for key in sorted(bad)[:_SHOWN]:
+        advice = f"it hides this one key; find who wrote it, or delete it: etcdctl del {one_line(key)}"
+        yield Finding(Grade.PROBLEM, "record", str(bad[key]), advice)
+    if len(bad) > _SHOWN:
+        text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
+        yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
+    if not bad:
         yield Finding(Grade.OK, "record", "every record can be read")
 
 
 def _leases(evidence: Evidence) -> Iterator[Finding]:
-    found = False
-    for item in evidence.items:
-        parsed = keys.parse_key(evidence.namespace, item.key)
-        if isinstance(parsed, keys.ReplicaKey | keys.HubKey) and not item.lease_id:
-            found = True
-            yield Finding(
-                Grade.PROBLEM, "lease", f"{item.key} has no lease: it stays when its process dies",
-                f"if nobody is behind it: etcdctl del {item.key}",
-            )  # fmt: skip
+    found = [
+        item.key
+        for item in evidence.items
+        if not item.lease_id and isinstance(keys.parse_key(evidence.namespace, item.key), keys.ReplicaKey | keys.HubKey)
+    ]
+    for key in found[:_SHOWN]:
+        text, advice = f"{key} has no lease: it stays when its process dies", "if nobody is behind it: etcdctl del"
+        yield Finding(Grade.PROBLEM, "lease", text, f"{advice} {key}")
+    if len(found) > _SHOWN:
+        text = f"{len(found) - _SHOWN} more keys have no lease, the last of them {found[-1]}"
+        yield Finding(Grade.PROBLEM, "lease", text, "delete those above, and the next will be shown here")
     if not found:
         yield Finding(Grade.OK, "lease", "every replica and hub is under a lease")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import pytest
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records import keys
+from tests.support.hub import Hub
 from tests.support.processes import OMNI
 
 RECORDS, RECORD_BYTES = 60, 1_200_000
+NESTED_RECORDS = 40
 
 
 @pytest.mark.attack("E2")
@@ -37,3 +41,60 @@ async def test_large_records_of_another_make_lists_slower_not_impossible(
             subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
         )
         assert (shown.returncode, "0/0" in shown.stdout) == (0, True), shown
+
+
+@pytest.mark.attack("K4")
+def test_records_that_are_costly_to_decode_hide_only_themselves(endpoint: str, namespace: str, tmp_path: Path) -> None:
+    """1. forty records, each of 1.4 MB of empty lists; 2. a hub starts among them and serves, in little memory
+    3. its log, omni replicas and omni doctor name keys to delete; the stage's replica is shown; it keeps its lease
+    """
+    prefix, lists = keys.replicas_prefix(namespace), b"[" + b",".join([b"[]"] * 480_000) + b"]"
+
+    async def write() -> None:
+        kv = EtcdKV(endpoint, try_timeout_s=30.0, call_timeout_s=60.0)
+        for number in range(NESTED_RECORDS):
+            about = b'{"stage_id":1,"replica_id":%d,"input_addr":"tcp://127.0.0.1:1","output_addr":"tcp://127.0.0.1:2"'
+            record = about % number + b',"status":"error","connectors":{"a":' + lists + b"}}"
+            await kv.put(f"{prefix}1/{number}", record)
+        await kv.close()
+
+    document = tmp_path / "deploy.yaml"
+    document.write_text("stages: [{stage_id: 0, engine: echo, final_output: text}]")
+    etcd = ["--namespace", namespace, "--etcd-endpoints", endpoint]
+    asyncio.run(write())
+    hub = Hub(tmp_path, ["--deploy-config", str(document), "--etcd-endpoints", endpoint], namespace)
+    try:
+        hub.wait_ready()
+        assert hub.ask("hello")[0] == 200
+        assert _most_mib(hub.process.pid) < 400
+        (line,) = [line for line in hub.text.splitlines() if f"watcher.bad_value key={prefix}1/0 " in line]
+        assert "has more than 98304 bytes, as no record has: find who writes it" in line
+        shown = _omni(["replicas", *etcd], tmp_path)
+        assert (shown.returncode, "0/0" in shown.stdout) == (0, True), shown
+        named = " ".join(shown.stdout.split())
+        assert f"not shown, since they can't be read: {prefix}1/0, " in named
+        assert f"and {NESTED_RECORDS - 3} more; omni doctor says what to do" in named
+        examined = _omni(["doctor", "--json", *etcd], tmp_path)
+        assert examined.returncode == 1, examined
+        findings = [json.loads(line) for line in examined.stdout.splitlines()]
+        bad = [each for each in findings if each["topic"] == "record"]
+        assert len(bad) == 9
+        assert "has more than 98304 bytes" in bad[0]["text"]
+        assert bad[0]["advice"].endswith(f"etcdctl del {prefix}1/0")
+        assert f"{NESTED_RECORDS - 8} more keys can't be read" in bad[8]["text"]
+        assert hub.ask("hello")[0] == 200
+    finally:
+        hub.stop()
+
+
+def _omni(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | {"COLUMNS": "400"}
+    return subprocess.run(
+        [*OMNI, *words], capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=variables
+    )
+
+
+def _most_mib(pid: int) -> int:
+    """The most memory that a process has held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10

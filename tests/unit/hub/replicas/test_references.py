@@ -45,6 +45,19 @@ def messages(*payloads: wire.PayloadRef) -> list[wire.FromReplica]:
     ]
 
 
+@pytest.mark.attack("K3")
+@pytest.mark.parametrize(
+    "full",
+    [{"x": [0] * 200_000}, {"x": [[]] * 100_000 + [[0] * 40_000]}, {str(number): 0 for number in range(140_000)}],
+    ids=["list", "lists", "names"],
+)
+def test_metadata_of_so_many_values_are_no_connectors(full: dict[str, Any]) -> None:
+    (flaw,) = flaws(record(), ref(full))
+    assert "more than 131072 values" in flaw
+    blocks = {"kv_transfer_params": {"remote_block_ids": [list(range(65_536))], "remote_host": "h"}}
+    assert flaws(record(), ref({"inline": bytes(3 << 20), **blocks})) == {""}
+
+
 def flaws(info: ReplicaInfo, *payloads: wire.PayloadRef) -> set[str]:
     return {flaw_of_references(info, message) for message in messages(*payloads)}
 

@@ -103,12 +103,42 @@ def test_the_first_piece_begins_the_next_stage_and_each_is_passed_on_once_it_was
 def test_no_more_than_the_window_is_on_its_way_and_the_producer_hears_what_was_taken() -> None:
     flow = begun()
     assert fed(flow.piece(0, 1)) == [(1, 1, False)]
-    assert fed(flow.piece(0, 2)) == fed(flow.piece(0, 3)) == []
-    actions = flow.taken(1, 0)
-    assert (fed(actions), rooms(actions)) == ([(1, 2, False)], [(0, 1)])
-    actions = flow.taken(1, 2)
-    assert (fed(actions), rooms(actions)) == ([(1, 3, False)], [(0, 3)])
+    assert rooms(flow.taken(1, 0)) == [(0, 1)]
+    assert fed(flow.piece(0, 2)) == [(1, 2, False)]
+    assert rooms(flow.taken(1, 2)) == [(0, 3)]
     assert flow.taken(1, 2) == flow.taken(1, 0) == []
+
+
+@pytest.mark.attack("K3")
+def test_a_piece_beyond_the_window_is_its_replicas_loss_and_nothing_of_it_is_kept() -> None:
+    """1. a window of two, and nothing taken: the third piece may not come; 2. another replica does the work anew
+    3. it is told nothing of the former's pieces, and may make two
+    """
+    flow = begun(attempts=2)
+    flow.piece(0, 1)
+    lost = flow.machine.runs[0].replica
+    actions = flow.piece(0, 2)
+    assert actions[0] == ev.Drop("window")
+    assert [action.stage_id for action in of(actions, ev.Abort)] == [0, 1]
+    (again,) = of(actions, ev.Dispatch)
+    assert (again.stage_id, again.attempt) == (0, 1)
+    assert lost is not None
+    assert lost.input_addr in again.avoid
+    assert not flow.machine.runs[1].streams
+    assert "before stage 1 had taken enough" in str(flow.machine.runs[0].failure)
+
+
+def test_a_window_that_was_given_before_a_consumer_was_lost_stays_given() -> None:
+    """1. two pieces were taken, so that the producer may make two more; 2. their consumer is lost
+    3. the next one has taken nothing yet, and the two may come all the same
+    """
+    flow = begun()
+    flow.piece(0, 1)
+    flow.taken(1, 1)
+    flow.tell(ev.ReplicaLost(1, flow.attempt(1), "it is gone"))
+    for number in (2, 3):
+        assert not of(flow.piece(0, number), ev.Drop)
+    assert of(flow.piece(0, 4), ev.Drop)
 
 
 def test_what_can_not_have_been_taken_is_dropped() -> None:

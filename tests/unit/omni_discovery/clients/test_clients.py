@@ -140,6 +140,15 @@ def test_a_value_that_no_hub_would_read_is_refused(wrong: dict[str, Any]) -> Non
         replica.describe(**wrong)
 
 
+def test_a_record_that_is_longer_than_hubs_read_is_refused_with_what_to_shorten() -> None:
+    too_many = {f"label-{number}": "x" * 100 for number in range(1000)}
+    with pytest.raises(
+        ConfigError, match=r"has more than 98304 bytes, and no hub would read it: .*fewer or shorter labels"
+    ):
+        stage(fields={"labels": too_many})
+    assert threads() == set()
+
+
 @pytest.mark.parametrize("arguments", [("", "out", 0), ("in", "", 0), ("in", "out", -1)])
 def test_a_replica_that_no_hub_could_reach_is_refused(arguments: tuple[str, str, int]) -> None:
     with pytest.raises(ConfigError):

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from omni_discovery.commands.tables import age, replica_json, replica_table
+from omni_discovery.errors import RecordError
 from omni_discovery.etcd.check import empty_namespace_text, namespaces_in
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble
@@ -206,3 +207,15 @@ def test_json_shows_what_a_record_holds_however_deep() -> None:
     (line,) = replica_json(View(replicas={(0, 0): shown}), read_reports(View(), {}))
     assert line["connectors"] is deep
     assert line["status"] == "up"
+
+
+@pytest.mark.attack("K4")
+@pytest.mark.parametrize(("count", "told"), [(1, "k0; omni doctor"), (5, "k0, k1, k2 and 2 more; omni doctor")])
+def test_keys_that_can_not_be_read_are_named_below_the_table(count: int, told: str) -> None:
+    view = View(
+        replicas={(0, 0): info(0)}, bad={f"k{number}": RecordError(f"k{number}", "is bad") for number in range(count)}
+    )
+    console = Console(width=300, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(view, "default", 30_000.0, 300))
+    assert f"not shown, since they can't be read: {told} says what to do" in captured.get()

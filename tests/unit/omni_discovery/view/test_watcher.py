@@ -224,3 +224,38 @@ async def test_a_view_whose_listener_failed_counts_as_delivered() -> None:
     await settle()
     await watcher.close()
     assert since == [None, 1, 2, 3]
+
+
+@pytest.mark.attack("K4")
+async def test_values_that_are_bad_again_and_again_are_logged_once_and_many_in_few_lines(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. twenty values that are too long: eight lines say which and what to do, one how many more
+    2. they are written again and again: no line until ten minutes later; the replica beside them is seen all the time
+    """
+    with caplog.at_level("WARNING"):
+        # All at once, as in the list of a hub that starts.
+        scene.kv.is_out = True
+        await scene.clock.advance(1.0)
+        scene.kv.is_out = False
+        caplog.clear()
+        for number in range(20):
+            await scene.kv.put(key(number + 100), b"[" * 200_000)
+        await scene.clock.advance(3.0)
+        lines = [each.getMessage() for each in caplog.records if "watcher.bad_value" in each.getMessage()]
+        assert len(lines) == 9
+        assert lines[0] == (
+            f"watcher.bad_value key={key(100)} reason=has more than 98304 bytes, as no record has: find who writes it, "
+            "then delete it with etcdctl del"
+        )
+        assert lines[8] == "watcher.bad_values more=12: omni doctor names them"
+        for _ in range(5):
+            await scene.kv.put(key(100), b"[" * 200_000)
+            await settle()
+        assert len(caplog.records) == 9
+        await scene.clock.advance(700.0)
+        await scene.kv.put(key(100), b"[" * 200_000)
+        await settle()
+        assert sum("watcher.bad_value " in each.getMessage() for each in caplog.records) == 9
+    assert scene.ids == [0]
+    assert all(len(row.value) < 100_000 for row in (await scene.kv.list(PREFIX)).items)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -155,3 +159,67 @@ def test_a_value_that_is_nested_too_deep_to_be_encoded_is_refused_as_any_other()
         deep = [deep]
     with pytest.raises(WireError, match="can't be encoded"):
         wire.encode(wire.Submit(epoch=1, request_id="r", inputs={"x": deep}))
+
+
+def _head(kind: str, **values: bytes) -> bytes:
+    """A head of which some values are encoded already."""
+    about = {"t": kind, "epoch": 1, "queue_length": 0, "request_id": "r", "call_id": "c", "ok": True, "seq": 0}
+    about |= {"finish_reason": "stop", "modality": "text", "number": 0, "attempt": 0}
+    pairs = [msgspec.msgpack.encode(name) + msgspec.msgpack.encode(value) for name, value in about.items()]
+    pairs += [msgspec.msgpack.encode(name) + value for name, value in values.items()]
+    return b"\x01\xde" + len(pairs).to_bytes(2, "big") + b"".join(pairs)
+
+
+def _many(value: bytes, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + value * count
+
+
+def _ref(metadata: bytes) -> bytes:
+    encoded = msgspec.msgpack.encode({"from_stage": 0, "to_stage": 1, "key": "k", "connector": "c", "size_bytes": 1})
+    return b"\x91\x86" + encoded[1:] + msgspec.msgpack.encode("metadata") + metadata
+
+
+@pytest.mark.attack("K3")
+@pytest.mark.parametrize(
+    "value", [b"\x80", b"\x90", b"\x81\x01\x01", b"\xdc\x00\x00"], ids=["map", "array", "pair", "long"]
+)
+@pytest.mark.parametrize("kind", ["controlled", "done", "piece", "segment"])
+def test_a_head_of_a_million_maps_is_refused_before_they_are_made(kind: str, value: bytes) -> None:
+    many = _many(value, 1_000_000)
+    more = {"segment": b"\x00"} if kind == "segment" else {}
+    head = _head(kind, result=many) if kind == "controlled" else _head(kind, payloads=_ref(b"\x81\xa1x" + many), **more)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="maps, arrays and texts"):
+            wire.decode_from_replica([head])
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+    few = _many(value, 1000)
+    assert wire.decode_from_replica(
+        [_head(kind, result=few) if kind == "controlled" else _head(kind, payloads=_ref(b"\x81\xa1x" + few), **more)]
+    )
+
+
+@pytest.mark.attack("K3")
+@pytest.mark.parametrize("field", ["usage", "timings_s"])
+def test_no_more_names_are_read_than_an_answer_may_count(field: str) -> None:
+    done = wire.StageDone(epoch=1, request_id="r", seq=0, finish_reason="stop", queue_length=0)
+    counted = msgspec.structs.replace(done, **{field: {str(number): 1 for number in range(65_537)}})
+    with pytest.raises(WireError, match=f"length <= 65536.*{field}"):
+        wire.decode_from_replica([wire.encode(counted)])
+
+
+def test_the_largest_heads_that_replicas_send_are_read() -> None:
+    """Log probabilities of a whole chunk, a long prompt with items in it, a long text, and a stored hand-off."""
+    about: dict[str, Any] = {"epoch": 1, "request_id": "r", "queue_length": 0}
+    chances = random.Random(7)
+    place = tuple(wire.TokenLogprob(chances.randrange(200_000), -chances.random(), rank, "wörd") for rank in range(21))
+    ids = tuple(chances.randrange(200_000) for _ in range(1 << 17))
+    chunk = wire.Chunk(**about, seq=0, modality="text")
+    for more in ({"prompt_logprobs": (place,) * 1024}, {"prompt_token_ids": ids}, {"text": "他们说" * 300_000}):
+        large = msgspec.structs.replace(chunk, **more)
+        assert wire.decode_from_replica([wire.encode(large)]) == ([large], [])
+    ref = msgspec.structs.replace(REF, metadata={"inline": chances.randbytes(3 << 20)})
+    done = wire.StageDone(**about, seq=0, finish_reason="stop", payloads=(ref,))
+    assert wire.decode_from_replica([wire.encode(done)]) == ([done], [])

@@ -368,3 +368,23 @@ def test_a_hub_that_does_not_report_is_told_as_unknown_not_as_well() -> None:
         findings = found(FORCE, HUB, record(), *more, silent=True)
         assert [each.grade for each in findings if each.topic == "requests"] == [Grade.NOTE]
         assert "hub hub-1 does not report" in wrong(findings, Grade.NOTE)[0]
+
+
+@pytest.mark.attack("K4")
+def test_of_many_keys_that_can_not_be_read_the_first_are_named_with_what_to_do() -> None:
+    """And the next ones once those are gone. A finding for each of thousands would hide all others."""
+    many = [(keys.replica_key("n", 1, number), b"[" * 200_000) for number in range(100, 140)]
+    findings = found(FORCE, HUB, *many, bare=True)
+    bad = [each for each in findings if each.topic == "record"]
+    assert [each.text for each in bad[:8]] == [
+        f"{key}: has more than 98304 bytes, as no record has: find who writes it, then delete it with etcdctl del"
+        for key, _ in many[:8]
+    ]
+    assert bad[0].advice.endswith("etcdctl del /omni/v1/n/replicas/1/100")
+    assert (bad[8].text, bad[8].advice) == (
+        "32 more keys can't be read, the last of them /omni/v1/n/replicas/1/139",
+        "delete those above, and the next will be shown here",
+    )
+    leases = [each.text for each in findings if each.topic == "lease"]
+    assert len(bad) == len(leases) == 9
+    assert "33 more keys have no lease" in leases[8]

@@ -1,0 +1,32 @@
+"""How long the values of a namespace may be: nothing longer is read, wherever it comes from. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from omni_discovery.errors import RecordError
+from omni_discovery.records.keys import ROOT
+
+#: The longest value but that of the deploy document. A record with eight edges and 64 voices has 7 kB; none has more
+#: than 67 kB, with 256 voices of 64 Chinese characters and the longest reason in Chinese.
+MAX_VALUE_BYTES: Final = 96 << 10
+#: Commas and opening brackets of one value: what is between them costs far more memory than its bytes.
+MAX_PARTS: Final = 8192
+#: The key of a deploy document below its namespace.
+_DOCUMENT: Final = "pipeline"
+_ADVICE: Final = "find who writes it, then delete it with etcdctl del"
+
+
+def cut_value(key: str, value: bytes) -> bytes:
+    """The value as it is; one that is too long only so far that this shows, since whoever lists it must hold it."""
+    if len(value) <= MAX_VALUE_BYTES or not key.startswith(ROOT):
+        return value
+    return value if key[len(ROOT) :].partition("/")[2] == _DOCUMENT else value[: MAX_VALUE_BYTES + 1]
+
+
+def check_value(key: str, value: bytes) -> None:
+    """Raise RecordError for a value that is too long, or has too many parts, to be decoded."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise RecordError(key, f"has more than {MAX_VALUE_BYTES} bytes, as no record has: {_ADVICE}")
+    if value.count(b",") + value.count(b"[") + value.count(b"{") > MAX_PARTS:
+        raise RecordError(key, f"has more than {MAX_PARTS} parts, as no record has: {_ADVICE}")

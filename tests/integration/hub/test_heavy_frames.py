@@ -1,0 +1,144 @@
+"""Frames that cost a hub far more than their bytes, from replicas that are registered, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from hub.replicas.long_turns import LongTurns
+from hub.replicas.sockets import LoopSocket
+from omni_discovery import wire
+from tests.support.hub import Hub
+from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
+from tests.support.processes import wait_for
+
+SOCKETS, MESSAGES, BURN_S, SECONDS = 6, 60, 0.04, 2.0
+IN_PIECES = """
+async_chunk: true
+stages:
+  - {stage_id: 0, engine: e}
+  - {stage_id: 1, engine: e, final_output: text}
+"""
+
+
+@pytest.mark.attack("K3")
+async def test_floods_of_many_replicas_leave_the_loop_half_of_its_time() -> None:
+    """Each message takes long; what all sockets use together is measured in processor time, of real time."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    turns, used_s, heard = LongTurns(), 0.0, set[int]()
+    # So long that it fills a turn.
+    head = bytes(2 << 20)
+    pairs: list[tuple[zmq.Socket[bytes], LoopSocket]] = []
+
+    def burn(number: int) -> None:
+        nonlocal used_s
+        heard.add(number)
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < BURN_S:
+            pass
+        used_s += time.thread_time() - began_s
+
+    try:
+        for number in range(SOCKETS):
+            near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+            near.bind(f"inproc://flood-{number}")
+            far.connect(f"inproc://flood-{number}")
+            for _ in range(MESSAGES):
+                far.send(head, zmq.NOBLOCK, copy=False)
+            pairs.append((far, LoopSocket(near, lambda _frames, number=number: burn(number), turns)))
+        began_s, processor_s = time.monotonic(), time.thread_time()
+        while time.monotonic() - began_s < SECONDS or len(heard) < SOCKETS:
+            assert time.monotonic() - began_s < 30.0, heard
+            await asyncio.sleep(0.001)
+        took_s = time.monotonic() - began_s
+        assert time.thread_time() - processor_s >= used_s > 0
+        # The first turn of each comes before any of them has rested.
+        assert used_s <= 0.6 * took_s + SOCKETS * BURN_S
+    finally:
+        for far, socket in pairs:
+            socket.close()
+            far.close(linger=0)
+        context.term()
+
+
+@pytest.mark.attack("K3")
+async def test_pieces_beyond_the_window_fail_their_replica_and_another_does_the_work() -> None:
+    """1. a replica announces a thousand pieces, though none was taken: a window of them is passed on, and no more
+    2. the request goes to another replica, which keeps to the window, and is answered
+    """
+
+    def announce(replica: FakeReplica, submit: wire.Submit, numbers: range) -> None:
+        for number in numbers:
+            ref = replica.payload(submit, 1)
+            replica.say(wire.HandOffPiece(**replica._about(submit), number=number, payloads=(ref,)))
+
+    def produce(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        if submit.attempt == 0:
+            announce(replica, submit, range(1000))
+            return
+        announce(replica, submit, range(2))
+        replica.say(wire.StageDone(**replica._about(submit), seq=0, finish_reason="stop", pieces=2))
+
+    def speak(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        if submit.attempt:
+            replica.chunk(submit, 0, text="spoken")
+            replica.done(submit, 1)
+
+    producers = [FakeReplica(produce, replica_id=number) for number in range(2)]
+    speaker = FakeReplica(speak, stage_id=1)
+    async with running_hub(*producers, speaker, deploy=IN_PIECES) as omni:
+        assert text_of(await collect(omni.generate({"prompt": "p"}))) == "spoken"
+        assert [len(each.of(wire.Submit)) for each in producers] == [1, 1]
+        assert omni.metrics.get_sample_value("omni_hub_dropped_frames_total", {"reason": "window"}) == 1
+        fed: list[wire.Feed] = speaker.of(wire.Feed)
+        assert max(each.number for each in fed if each.attempt == 0) < 16
+
+
+@pytest.mark.attack("K3")
+def test_heads_of_millions_of_maps_cost_a_hub_neither_memory_nor_its_time(
+    endpoint: str, namespace: str, tmp_path: Path
+) -> None:
+    """1. a replica sends heads of 4 MB that would be four million maps each; 2. the hub drops them one by one
+    3. requests that another replica answers are answered meanwhile, and memory stays
+    """
+    document = tmp_path / "deploy.yaml"
+    document.write_text("stages: [{stage_id: 0, engine: echo, final_output: image}]")
+    hub = Hub(tmp_path, ["--deploy-config", str(document), "--hub-only", "--etcd-endpoints", endpoint], namespace)
+    command = [sys.executable, "-m", "tests.support.flooding_replica", endpoint, namespace]
+    honest = subprocess.Popen([*command, "1"], stdin=subprocess.PIPE)
+    hostile = subprocess.Popen([*command, "0"], stdin=subprocess.PIPE)
+    try:
+        hub.wait_ready()
+        wait_for("both", lambda: _metric(hub, "omni_hub_replicas_registered") == 2)
+        assert hub.ask("hello")[0] == 200
+        before_mib = _most_mib(hub.process.pid)
+        assert hostile.stdin is not None
+        hostile.stdin.write(b"maps\n")
+        hostile.stdin.flush()
+        malformed = 'omni_hub_dropped_frames_total{reason="malformed"}'
+        wait_for("the flood", lambda: _metric(hub, malformed) > 3)
+        assert hub.ask("hello")[0] == 200
+        wait_for("more of it", lambda: _metric(hub, malformed) > 10)
+        assert _most_mib(hub.process.pid) - before_mib < 250
+    finally:
+        hub.stop()
+        honest.communicate()
+        hostile.communicate()
+
+
+def _metric(hub: Hub, name: str) -> float:
+    lines = [line for line in hub.get("/metrics")[1].splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def _most_mib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10

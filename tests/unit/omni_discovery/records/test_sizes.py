@@ -1,0 +1,86 @@
+"""Values that are too long for any record are cut where they are read, and never decoded."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import msgspec
+import pytest
+
+from omni_discovery.errors import RecordError
+from omni_discovery.kv import KeyValue
+from omni_discovery.records import keys
+from omni_discovery.records.api_key import decode_api_key
+from omni_discovery.records.beat import decode_beat
+from omni_discovery.records.schema import MOST_VOICES, ReplicaRecord, ReplicaStatus, decode_hub, decode_replica
+from omni_discovery.records.schema import encode_record as encoded
+from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, check_value, cut_value
+from omni_discovery.records.waits import decode_waits
+
+KEY = keys.replica_key("n", 0, 7)
+RECORD = b'{"stage_id":0,"replica_id":7,"input_addr":"i","output_addr":"o","status":"up"%b}'
+NESTED = RECORD % (b',"connectors":{"a":[' + b",".join([b"[]"] * 480_000) + b"]}")
+
+
+def test_only_what_is_too_long_is_cut_and_the_document_never() -> None:
+    fits, long = b"x" * MAX_VALUE_BYTES, b"x" * 1_000_000
+    for key in (KEY, keys.hub_key("n", "h"), "/omni/v1/n/replicas/0/pipeline", "/omni/v1/n"):
+        assert cut_value(key, fits) is fits
+        assert len(cut_value(key, long)) == MAX_VALUE_BYTES + 1
+    for key in (keys.pipeline_key("n"), "/others/key", ""):
+        assert cut_value(key, long) is long
+
+
+@pytest.mark.attack("K4")
+def test_a_megabyte_of_lists_is_refused_before_it_is_decoded_cut_or_not() -> None:
+    for value in (NESTED, cut_value(KEY, NESTED)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(RecordError, match=f"{KEY}: has more than {MAX_VALUE_BYTES} bytes.*etcdctl del"):
+                decode_replica(KEY, 0, 7, value)
+            assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.attack("K4")
+@pytest.mark.parametrize("part", [b"[],", b"1,", b'{"":0},'])
+def test_lists_that_fit_into_a_record_are_too_many_all_the_same(part: bytes) -> None:
+    value = RECORD % (b',"connectors":{"a":[' + (part * MAX_PARTS)[:-1] + b"]}")
+    assert len(value) < MAX_VALUE_BYTES
+    with pytest.raises(RecordError, match=f"more than {MAX_PARTS} parts"):
+        decode_replica(KEY, 0, 7, value)
+    few = RECORD % (b',"connectors":{"a":[' + (part * 1000)[:-1] + b"]}")
+    assert decode_replica(KEY, 0, 7, few).connectors
+
+
+def test_every_kind_of_record_is_refused_so() -> None:
+    long = b"{" + b" " * MAX_VALUE_BYTES + b"}"
+    item = KeyValue("k", long, 1, 1)
+    for read in (
+        lambda: decode_hub("k", "h", long),
+        lambda: decode_beat("k", long),
+        lambda: decode_waits("k", long),
+        lambda: decode_api_key(item),
+    ):
+        with pytest.raises(RecordError, match=f"more than {MAX_VALUE_BYTES} bytes"):
+            read()
+
+
+def test_the_longest_record_that_anybody_has_is_read() -> None:
+    edge = {"connector": "MooncakeTransferEngineConnector", "host": "h" * 60, "zmq_port": 40_000, "session": "s" * 60}
+    record = ReplicaRecord(
+        stage_id=0,
+        replica_id=7,
+        input_addr="tcp://" + "h" * 200,
+        output_addr="tcp://" + "h" * 200,
+        status=ReplicaStatus.DRAINING,
+        reason="因" * 4096,
+        labels={f"label-{number}": "v" * 60 for number in range(30)},
+        connectors={f"0-{number}": edge for number in range(8)},
+        voices=tuple("声" * 62 + f"{number:02x}" for number in range(MOST_VOICES)),
+    )
+    value = encoded(record)
+    assert 60_000 < len(value) < MAX_VALUE_BYTES
+    check_value(KEY, value)
+    assert msgspec.structs.asdict(decode_replica(KEY, 0, 7, value))["reason"] == record.reason
