@@ -160,6 +160,6 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestF
     return None
 
 
-def failed(key: str, error: Exception) -> RequestFailed:
+def failed(key: str, error: BaseException) -> RequestFailed:
     """The end of a request that an engine method refused, by raising ``error``."""
     return RequestFailed(key, *error_of(error))
