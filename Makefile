@@ -8,8 +8,8 @@ AUDIT_BIN := .venv-audit/bin
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
-demo: setup-demo ## ask sums, get answers and drawn digits, over etcd, ZMQ and vLLM
-	@$(BIN)/omni demo $(DEMO_ARGS)
+demo: setup-demo ## ask sums, get answers, drawn digits and a voice, over etcd, ZMQ and vLLM
+	@$(BIN)/omni demo --speak $(DEMO_ARGS)
 
 omni-demo: setup-demo setup-omni ## a tiny random Qwen3-TTS speaks (noise) by vLLM-Omni's stages; a replica killed meanwhile is not heard
 	@.venv-omni/bin/python -m tests.support.tiny_qwen3_tts demo-output/tiny-qwen3-tts
@@ -73,13 +73,16 @@ bench: setup-demo ## the hub's own time per request and the registry's figures; 
 soak: setup-demo ## kill one of four replicas each second for a minute under 200 requests/s: no client sees an error
 	@$(BIN)/python -m tests.bench.soak --out demo-output/soak.json $(SOAK_ARGS)
 
-train: setup-test ## train both demo models again from fixed seeds
+train: setup-test ## train the demo's models again from fixed seeds; what speaks needs Debian's espeak-ng
 	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --out demo-output/first
 	@$(BIN)/python -m stage_runtime.demo.training.train_thinker --polish demo-output/first --steps 1500
 	@$(BIN)/python -m stage_runtime.demo.training.train_painter
+	@$(BIN)/python -m stage_runtime.demo.training.speech.train_vocoder
+	@$(BIN)/python -m stage_runtime.demo.training.speech.train_talker
 
 evaluate: setup-test ## the accuracy figures of docs/demo.md
 	@$(BIN)/python -m stage_runtime.demo.training.evaluate
+	@$(BIN)/python -m stage_runtime.demo.training.speech.evaluate_speech
 
 lock: setup-test ## look up the hashes of the versions in compose/lock-*.in again, into compose/lock-*.txt
 	@$(BIN)/python compose/lock.py

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry
 
 from hub.asked import arranged, check_unread, inputs_of
-from hub.config import ClientBounds, HubConfig
+from hub.config import ClientBounds, HubConfig, RealtimeBounds
 from hub.engine_control import CollectiveCalls
 from hub.engine_protocol import EngineProtocol
 from hub.metrics import HubMetrics
@@ -204,6 +204,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         return self._config.client_bounds
 
     @property
+    def realtime_bounds(self) -> RealtimeBounds:
+        """What the sessions of /v1/realtime may take."""
+        return self._config.realtime_bounds
+
+    @property
     def public_key(self) -> str:
         """The CURVE key of this hub, which replicas must allow; empty without encryption."""
         return "" if self._key_pair is None else self._key_pair.public
@@ -305,6 +310,13 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def serving_replicas(self) -> dict[str, Hashable]:
         """By name, the processes of the replicas that can take a new request's work, ordered by stage and id."""
         return self.releases.serving_replicas()
+
+    def stages_begun(self, request_id: str) -> tuple[int, int]:
+        """How many stages of a running request have begun, and how many it has; (0, 1) for an unknown id."""
+        inner_id = self._inner_ids.get(request_id)
+        states = {} if self._orchestrator is None else self._orchestrator.request_states
+        state = states.get(inner_id) if inner_id is not None else None
+        return (0, 1) if state is None else (len(state.stage_submit_ts), len(state.sampling_params_list))
 
     def voices(self) -> list[str]:
         """The voices that this pipeline's replicas can speak with, sorted."""

@@ -120,6 +120,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     try:
         import hub.serve.app  # noqa: F401 - imports all packages that a hub needs
         from hub.serve.clients.flags import http_config
+        from hub.serve.jobs.flags import jobs_config
         from hub.serve.running_hub import ServeConfig
         from omni_discovery.balancing.policies import build_load_balancer_factory
     except ModuleNotFoundError as error:
@@ -153,6 +154,7 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         api_flags=arguments.api_args or "",
         door=read_door(arguments, take_secrets(DOOR_SECRETS), _moved_keys(arguments)),
         http=http_config(arguments, host, descriptors),
+        jobs=jobs_config(arguments),
         traces_endpoint=arguments.otlp_traces_endpoint,
         log_stats=arguments.log_stats,
         init_timeout_s=arguments.init_timeout,

@@ -40,6 +40,30 @@ class ClientBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class RealtimeBounds:
+    """What one session of /v1/realtime may take, and all of them together. All are above 0."""
+
+    #: Sound of one turn: what replicas unpack of one request.
+    max_turn_s: float = 600.0
+    #: Items of one conversation, and the memory of them.
+    max_items: int = 1000
+    max_item_bytes: int = 16 << 20
+    #: Memory of the sounds and items of all sessions of this hub.
+    max_memory_bytes: int = 512 << 20
+    #: How long a session may be without an event of its client, and without a response that is being made.
+    idle_timeout_s: float = 600.0
+    #: How long a session may last.
+    max_session_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"realtime: {item.name} is {value}; it must be a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
 class HubConfig:
     """Timeouts (seconds) and bounds of a hub. Raise ConfigError if the values don't fit together."""
 
@@ -49,6 +73,8 @@ class HubConfig:
     stream_idle_timeout_s: float = 60.0
     #: What clients may ask for over HTTP.
     client_bounds: ClientBounds = ClientBounds()
+    #: What the sessions of /v1/realtime may take.
+    realtime_bounds: RealtimeBounds = RealtimeBounds()
     #: How long a request waits for a stage without a pickable replica before it fails.
     pick_timeout_s: float = 10.0
     #: A dispatch without Accepted or Rejected for so long goes to another replica with a free slot, if there is one;

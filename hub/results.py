@@ -65,6 +65,12 @@ class OmniResult:
         return tuple(image for stage in self.stages if stage.modality == "image" for image in stage.data)
 
     @property
+    def videos(self) -> tuple[bytes, ...]:
+        """All videos, as MP4 files. Raise the error of a failed request."""
+        self.raise_for_error()
+        return tuple(video for stage in self.stages if stage.modality == "video" for video in stage.data)
+
+    @property
     def audio(self) -> bytes | None:
         """The sound of the first stage of sound, as one WAV file; None if there is none.
 

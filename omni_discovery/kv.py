@@ -44,6 +44,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A condition of a write: ``key`` is there, and attached to this lease. It fails for lease 0."""
+
+    key: str
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """All keys under a prefix at one revision, in key order. ``cluster_id`` differs between etcd histories."""
 
@@ -89,17 +97,8 @@ class WatchBatch:
     events: Sequence[WatchEvent]
 
 
-class KVStore(Protocol):
-    """The interface of etcd for the registry's drivers: leases, transactions, lists, watches."""
-
-    async def grant(self, ttl_s: float) -> LeaseGrant:
-        """Create a lease of at least ``ttl_s`` seconds."""
-
-    async def keep_alive(self, lease_id: int) -> float:
-        """Renew a lease; return its new TTL in seconds. Raise LeaseNotFoundError only if the server answers so."""
-
-    async def revoke(self, lease_id: int) -> None:
-        """End a lease and delete its keys. Does nothing for a lease that is gone."""
+class KVCalls(Protocol):
+    """The calls of a KVStore that concern keys and no lease or watch."""
 
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
         """Write a key, attached to the lease if one is given; return the revision. Raise LeaseNotFoundError."""
@@ -107,8 +106,13 @@ class KVStore(Protocol):
     async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
         """Write a key only if it does not exist. Raise LeaseNotFoundError."""
 
-    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
-        """Write a key only if it still is at ``mod_revision``. Raise LeaseNotFoundError."""
+    async def compare_and_put(
+        self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
+    ) -> Claim:
+        """Write a key only if it still is at ``mod_revision``, and with ``held`` only while that holds.
+
+        Raise LeaseNotFoundError.
+        """
 
     async def delete(self, key: str, mod_revision: int = 0) -> bool:
         """Delete a key, with ``mod_revision`` only if it still is at that revision; return whether it was deleted."""
@@ -121,6 +125,19 @@ class KVStore(Protocol):
 
     async def summary(self, prefix: str) -> Summary:
         """Count the keys under a prefix, without reading their values."""
+
+
+class KVStore(KVCalls, Protocol):
+    """The interface of etcd for the registry's drivers: leases, transactions, lists, watches."""
+
+    async def grant(self, ttl_s: float) -> LeaseGrant:
+        """Create a lease of at least ``ttl_s`` seconds."""
+
+    async def keep_alive(self, lease_id: int) -> float:
+        """Renew a lease; return its new TTL in seconds. Raise LeaseNotFoundError only if the server answers so."""
+
+    async def revoke(self, lease_id: int) -> None:
+        """End a lease and delete its keys. Does nothing for a lease that is gone."""
 
     async def list_key(self, key: str) -> Listing:
         """Read one key: a listing of that key alone, or of none, with the revision at which it was read."""

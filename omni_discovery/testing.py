@@ -20,6 +20,7 @@ from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUn
 from omni_discovery.kv import (
     Claim,
     DeleteEvent,
+    Held,
     KeyValue,
     LeaseGrant,
     Listing,
@@ -184,10 +185,17 @@ class FakeKV:
         """See KVStore."""
         return self._write_if(key not in self._items, key, value, lease_id)
 
-    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+    async def compare_and_put(
+        self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
+    ) -> Claim:
         """See KVStore."""
         item = self._items.get(key)
-        return self._write_if(mod_revision == (item.mod_revision if item else 0), key, value, lease_id)
+        holds = held is None or self._holds(held)
+        return self._write_if(holds and mod_revision == (item.mod_revision if item else 0), key, value, lease_id)
+
+    def _holds(self, held: Held) -> bool:
+        owner = self._items.get(held.key)
+        return owner is not None and owner.lease_id == held.lease_id != 0
 
     async def delete(self, key: str, mod_revision: int = 0) -> bool:
         """See KVStore."""

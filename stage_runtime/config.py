@@ -124,7 +124,14 @@ class SerializationError(OmniError, ValueError):
 
 
 class PayloadError(OmniError):
-    """A hand-off could not be stored, or is gone."""
+    """A hand-off could not be stored, or is gone.
+
+    ``from_stage`` is the stage whose replica has to answer for that; None: nobody but this replica, or nobody at all.
+    """
+
+    def __init__(self, message: str, from_stage: int | None = None) -> None:
+        super().__init__(message)
+        self.from_stage = from_stage
 
 
 class NotResumableError(OmniError):

@@ -172,7 +172,8 @@ class EngineContract:
         assert all(phase and 0 <= share <= 1 for phase, share in self.reports), f"not from 0 to 1: {self.reports}"
         assert type(engine.capacity) is int, "capacity is a whole number"
         assert engine.capacity >= 1, "capacity is at least 1"
-        assert engine.modality in ("text", "image", "audio", "embedding"), f"the modality is {engine.modality!r}"
+        known = ("text", "image", "audio", "video", "embedding")
+        assert engine.modality in known, f"the modality is {engine.modality!r}"
 
     def test_all_that_it_offers_is_tested(self, engine: Engine) -> None:
         has = {name for name in OPTIONAL if getattr(engine, name, None) is not None}

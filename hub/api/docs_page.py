@@ -85,16 +85,20 @@ def _section(document: Mapping[str, Any], address: str, method: str, path: str, 
     return (
         f'<h2 id="{_anchor(method, path)}"><code>{method} {escape(path)}</code></h2>'
         f"<p>{escape(operation['summary'])} The answer is {answers}.</p>"
-        f"<pre>{escape(_curl(document, address + path, operation, content))}</pre>{fields}"
+        f"<pre>{escape(_curl(document, method, address + path, operation, content))}</pre>{fields}"
     )
 
 
-def _curl(document: Mapping[str, Any], url: str, operation: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+def _curl(
+    document: Mapping[str, Any], method: str, url: str, operation: Mapping[str, Any], content: Mapping[str, Any]
+) -> str:
     """A command that asks this route."""
     for parameter in operation.get("parameters", ()):
-        url = url.replace(f"{{{parameter['name']}}}", quote(parameter["example"]))
-    words = ["curl", url]
-    for kind, body in content.items():
+        if parameter["in"] == "path":
+            url = url.replace(f"{{{parameter['name']}}}", quote(parameter["example"]))
+    words = ["curl", url, *(["-X", method] if method not in {"GET", "POST"} else [])]
+    # Of a body that may be sent as JSON and as a form, the first.
+    for kind, body in tuple(content.items())[:1]:
         if "example" in body:
             words += ["-H", f"Content-Type: {kind}", "-d", json.dumps(body["example"], ensure_ascii=False)]
             continue
@@ -103,7 +107,7 @@ def _curl(document: Mapping[str, Any], url: str, operation: Mapping[str, Any], c
             # What has no example is a file.
             (value,) = schema["properties"][name].get("examples", ["@picture.png"])
             words += ["-F", f"{name}={value}"]
-    if next(iter(operation["responses"]["200"]["content"])).startswith("audio/"):
+    if next(iter(operation["responses"]["200"]["content"])).startswith(("audio/", "video/")):
         words += ["--output", "answer"]
     return shlex.join(words)
 

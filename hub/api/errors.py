@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
+from hub.jobs.errors import JobFileError, JobsUnavailableError
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -59,6 +60,8 @@ _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (ReplicaLostError, 503, "service_unavailable_error", "replica_lost"),
     (DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
     (EngineFailedError, 500, "server_error", "engine_failed"),
+    (JobsUnavailableError, 503, "service_unavailable_error", "registry_unavailable"),
+    (JobFileError, 500, "server_error", "job_store_failed"),
 )
 
 

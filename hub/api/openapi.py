@@ -12,6 +12,7 @@ from hub.api.chat import schema as chats
 from hub.api.cross_origin import FORM
 from hub.api.images import schema as images
 from hub.api.prompts import completions
+from hub.api.videos import schema as videos
 from omni_discovery import __version__
 
 
@@ -27,11 +28,23 @@ class _Described(NamedTuple):
     takes: str = "application/json"
     #: The fields that are taken only with some values, which ask for nothing; null is always one of them.
     neutral: Mapping[str, Sequence[Any]] = {}
+    #: POST for one with a body, GET for others, unless it is said here.
+    method: str = ""
+    #: The class whose fields are the parameters of its query.
+    query: type[msgspec.Struct] | None = None
+    #: The name under which the body is described as a form, too; empty for none.
+    form: str = ""
 
 
 _JSON: Final = "application/json"
 #: The description of a field that is taken only with values that ask for nothing.
 NOT_SERVED: Final = "Not served here: taken only with values that ask for nothing."
+#: The parameters of paths, by name: the schema of each, and an example; None for the name of the model.
+_IN_PATHS: Final[dict[str, tuple[dict[str, Any], str | None]]] = {
+    # A name may have slashes, which are sent as they are or as %2F.
+    "model": ({"type": "string"}, None),
+    "video_id": ({"type": "string", "pattern": "^video_[0-9a-f]{32}$"}, f"video_{0:032x}"),
+}
 #: A file in a form.
 _FILE: Final = {"type": "string", "format": "binary"}
 _EVENTS: Final = "text/event-stream"
@@ -76,6 +89,19 @@ _ROUTES: Final = (
         (*_SOUND, _EVENTS),
         {"input": "Good morning!", "response_format": "mp3"},
     ),
+    _Described(
+        "/v1/videos",
+        "A prompt in, as JSON or a form; a job out, which makes a video.",
+        videos.VideoCreate,
+        example={"prompt": "26 plus 48", "num_frames": 8},
+        form="VideoForm",
+    ),
+    _Described("/v1/videos", "The videos of this client, the newest first.", query=videos.VideoQuery),
+    _Described(
+        "/v1/videos/{video_id}/content", "The file of a video.", None, ("video/mp4",), query=videos.ContentQuery
+    ),
+    _Described("/v1/videos/{video_id}", "How far a video is."),
+    _Described("/v1/videos/{video_id}", "Deletes a video, and stops its making.", method="delete"),
     _Described("/v1/audio/voices", "The voices that the pipeline can speak with."),
     _Described("/v1/models", "The model that is served, as a list of one."),
     _Described("/v1/models/{model}", "The model that is served, by its name; 404 for any other."),
@@ -119,6 +145,32 @@ def _without_null(schema: Mapping[str, Any]) -> dict[str, Any]:
     return kept | (kinds[0] if len(kinds) == 1 else {"anyOf": kinds} if kinds else {})
 
 
+def _form_of(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A body as a form: no field is null, one that is left out may be empty, and the picture is a file."""
+    given = {name: field for name, field in schema["properties"].items() if name not in videos.NOT_IN_FORMS}
+    fields = {name: _without_null(field) for name, field in given.items()}
+    for name, field in fields.items():
+        kinds = field.get("anyOf", [field])
+        if name not in schema["required"] and any("pattern" in kind for kind in kinds):
+            fields[name] = {"anyOf": [*kinds, {"const": ""}]}
+    return {**schema, "title": "VideoForm", "properties": {**fields, "input_reference": _FILE}}
+
+
+def _in_path(path: str, title: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schema, "example": example or title}
+        for name, (schema, example) in _IN_PATHS.items()
+        if f"{{{name}}}" in path
+    ]
+
+
+def _in_query(query: type[msgspec.Struct] | None) -> list[dict[str, Any]]:
+    if query is None:
+        return []
+    fields = msgspec.json.schema(query)["$defs"][query.__name__]["properties"]
+    return [{"name": name, "in": "query", "schema": _without_null(field)} for name, field in fields.items()]
+
+
 def openapi(title: str) -> dict[str, Any]:
     """The document, for the pipeline with this name."""
     bodies = [each.body for each in _ROUTES if each.body is not None]
@@ -139,12 +191,15 @@ def openapi(title: str) -> dict[str, Any]:
         }
         if each.body is not None:
             body = {"schema": by_class[each.body], **({"example": each.example} if each.example else {})}
-            described["requestBody"] = {"required": True, "content": {each.takes: body}}
-        if each.path.endswith("{model}"):
-            # A name may have slashes, which are sent as they are or as %2F.
-            name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "example": title}
-            described["parameters"] = [name]
-        paths[each.path] = {"get" if each.body is None else "post": described}
+            content = {each.takes: body}
+            if each.form:
+                schemas[each.form] = _form_of(schemas[each.body.__name__])
+                content[FORM] = {"schema": {"$ref": f"#/components/schemas/{each.form}"}}
+            described["requestBody"] = {"required": True, "content": content}
+        if parameters := [*_in_path(each.path, title), *_in_query(each.query)]:
+            described["parameters"] = parameters
+        method = each.method or ("get" if each.body is None else "post")
+        paths.setdefault(each.path, {})[method] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__},

@@ -22,7 +22,9 @@ from hub.api.images.edits import ImageEdits
 from hub.api.images.generations import ImageGenerations
 from hub.api.openapi import openapi
 from hub.api.prompts.completions import Completions
+from hub.api.realtime.connection import Realtime
 from hub.api.stream import Stream
+from hub.api.videos.endpoint import Videos
 from omni_discovery.records.health import TroubleKind
 
 if TYPE_CHECKING:
@@ -31,12 +33,16 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
+    from hub.jobs.service import JobService
     from hub.pool.stage_pool import StageStatus
     from omni_discovery.deploy.document import DeployConfig
 
 
-def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlette:
-    """The web application over one AsyncOmni; ``started_s`` is wall-clock seconds."""
+def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int, jobs: JobService | None = None) -> Starlette:
+    """The web application over one AsyncOmni; ``started_s`` is wall-clock seconds.
+
+    ``jobs``: of a pipeline with a stage of video.
+    """
     served = {"id": deploy.served_name, "object": "model", "created": started_s, "owned_by": "omni-discovery"}
 
     async def models(_: Request) -> Response:
@@ -68,7 +74,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
     async def exposition(_: Request) -> Response:
         return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
 
-    sounds = EncoderThreads()
+    sounds, videos = EncoderThreads(), Videos(omni, deploy, jobs)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", ChatCompletions(omni, deploy, sounds).respond, methods=["POST"]),
@@ -77,9 +83,13 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int) -> Starlett
             Route("/v1/images/edits", ImageEdits(omni, deploy).respond, methods=["POST"]),
             Route("/v1/audio/speech", Speech(omni, deploy, sounds).respond, methods=["POST"]),
             Route("/v1/audio/voices", voices),
+            Route("/v1/videos", videos.respond, methods=["GET", "POST"]),
+            Route("/v1/videos/{video_id}", videos.respond_to_one, methods=["GET", "DELETE"]),
+            Route("/v1/videos/{video_id}/content", videos.content),
             Route("/openapi.json", description),
             Route("/docs", docs),
             WebSocketRoute("/v1/stream", Stream(omni, deploy).respond),
+            WebSocketRoute("/v1/realtime", Realtime(omni, deploy, sounds).respond),
             Route("/v1/models", models),
             # The names of models may have slashes.
             Route("/v1/models/{model:path}", model),

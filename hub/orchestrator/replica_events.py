@@ -12,6 +12,7 @@ from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.active import Active
 from hub.pool.entry import BindingEnd
+from hub.pool.hand_offs import HandOffRecord
 from hub.pool.stage_pool import StagePool
 from hub.replicas.events import (
     AbortEnded,
@@ -102,6 +103,7 @@ class ReplicaListener:
         self._lost_replicas = lost or LostReplicas()
         #: Lives of replicas that were lost with work on them, and that was logged.
         self._log_once = LogOnce()
+        self._hand_offs = HandOffRecord()
 
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
@@ -203,6 +205,7 @@ class ReplicaListener:
                 # An invalid request is no failure of the replica, nor is a full queue.
                 if message.kind is wire.FailureKind.ENGINE:
                     self._engine_failed(pool, active, info, shown_reason(message))
+                self._hand_off_failed(active, info, message)
             self._release(active, info.stage_id)
         pool.core.report(info.input_addr, message.queue_length, pool.now())
         run = active.machine.runs[info.stage_id]
@@ -222,6 +225,7 @@ class ReplicaListener:
         """Count a success of the replica."""
         pool.core.stage_served()
         self._blame_again(pool, active)
+        self._hand_offs_read(pool, active, event.client.info)
         if not active.request.segmented:
             run = active.machine.runs[pool.stage_id]
             # The time of a request that was paused for its client says nothing of how long the stage takes.
@@ -240,6 +244,30 @@ class ReplicaListener:
             entry = pool.core.members.entries.get(addr)
             if pool.core.excuse(addr, active.request.request_id, pool.now()) and entry is not None:
                 logger.info("replica.readmitted replica=%s: what failed here fails elsewhere, too", entry.info.name)
+
+    def _hand_offs_read(self, pool: StagePool, active: Active, info: ReplicaInfo) -> None:
+        """A replica has served a request with what others had left for it."""
+        if self._hand_offs:
+            for from_stage in active.request.plan.inputs[info.stage_id]:
+                producer = active.machine.runs[from_stage].replica
+                if producer is not None:
+                    self._hand_offs.hand_off_read(producer.input_addr, info.input_addr, pool.now())
+
+    def _hand_off_failed(self, active: Active, info: ReplicaInfo, message: wire.StageFailed) -> None:
+        """Count a failure of the replica that left a hand-off which can't be read, or of the one that can read none."""
+        run = active.machine.producer_of(info.stage_id, message)
+        if run is None or run.replica is None:
+            return
+        producer = self._pools.record(run.stage_id, run.replica.input_addr)
+        if producer is None:
+            return
+        pool, cause = self._pools.of(producer), shown_reason(message)
+        if self._hand_offs.is_consumers_fault(producer.input_addr, info.input_addr, pool.now()):
+            self._blame(self._pools.of(info), info, cause, active.request.request_id)
+            return
+        if run.phase is Phase.DONE:
+            pool.core.withdraw_success(producer.input_addr)
+        self._engine_failed(pool, active, producer, f"stage {info.stage_id} can't read its hand-off: {cause}")
 
     def _blame_again(self, pool: StagePool, active: Active) -> None:
         """The request was served after all: it was the fault of all the replicas where it failed."""

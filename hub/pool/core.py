@@ -259,6 +259,12 @@ class Pool:
             self._changed()
         return is_ejected
 
+    def withdraw_success(self, addr: str) -> None:
+        """A request that a replica has served could not go on: the hand-off that it left can't be read."""
+        entry = self.members.entries.get(addr)
+        if entry is not None:
+            entry.health.withdraw_success()
+
     def excuse(self, addr: str, request_id: str, now_s: float) -> bool:
         """Forget that a request failed at a replica, as it failed at another one, too; return whether that readmits."""
         entry = self.members.entries.get(addr)

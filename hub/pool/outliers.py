@@ -81,6 +81,13 @@ class Health:
         """A request was served."""
         self._outcomes.append(None)
 
+    def withdraw_success(self) -> None:
+        """A request that counted as served was not: what was handed over can't be read."""
+        if None in self._outcomes:
+            self._outcomes.reverse()
+            self._outcomes.remove(None)
+            self._outcomes.reverse()
+
     def failed(self, request_id: str = "") -> None:
         """A request failed by the replica's fault."""
         self._outcomes.append(request_id)

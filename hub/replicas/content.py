@@ -10,7 +10,13 @@ from typing import Final
 from omni_discovery import wire
 
 #: The type of the files of each modality; text has none.
-_TYPES: Final = {"text": "", "image": "image/png", "audio": "audio/wav", "embedding": "application/x-npy"}
+_TYPES: Final = {
+    "text": "",
+    "image": "image/png",
+    "audio": "audio/wav",
+    "video": "video/mp4",
+    "embedding": "application/x-npy",
+}
 
 
 def flaw_of_content(message: wire.FromReplica, attachments: int) -> str:

@@ -21,9 +21,10 @@ def pause_or_resume(state: RequestState, run: StageRun, *, again: bool = False) 
     """The Pause that the stage's replica needs, if it needs one; ``again``: the last one may be lost, so repeat it.
 
     The replica answers each, so that a silent paused replica is not mistaken for one that has lost the work. A stage
-    whose output only feeds another stage gets none: the window of its hand-off holds it up.
+    that feeds another by pieces gets it, too: their window would hold it up, but it would keep its slot. One that hands
+    over whole works on: it gives its slot back when it is done.
     """
-    if not run.running or run.replica is None or run.stage_id not in state.plan.finals:
+    if not run.running or run.replica is None or not state.plan.keeps_pace(run.stage_id):
         return []
     is_change = bool(run.pause_sent) != state.is_client_behind
     if not is_change and (run.pause_sent is None or not again):

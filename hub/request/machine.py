@@ -449,6 +449,11 @@ class RequestMachine:
             actions += self._withdraw_pieces(consumer) + flow(self.state, consumer)
         return actions
 
+    def producer_of(self, stage_id: int, message: wire.StageFailed) -> StageRun | None:
+        """The run of the stage whose hand-off a stage can't read, if its replica says which; else None."""
+        is_named = message.kind is wire.FailureKind.PAYLOAD and message.from_stage in self._plan.inputs[stage_id]
+        return self.runs[message.from_stage] if is_named and message.from_stage is not UNSET else None
+
     # ---- losses
 
     def _fail_differing(self, run: StageRun, difference: str, now_s: float) -> list[Action]:
@@ -493,6 +498,9 @@ class RequestMachine:
                 self._accept(run, now_s)
                 run.replica_died()
             run.refusal_status = 400 if message.status is UNSET else message.status
+            producer = self.producer_of(run.stage_id, message)
+            if producer is not None and producer.replica is not None:
+                producer.slow.add(producer.replica.input_addr)
             return self._refused(run, kind, reason, now_s, may_have_run=True)
         if self.has_past(run.stage_id):
             return self._lost_at(run, reason, now_s)

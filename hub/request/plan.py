@@ -29,6 +29,10 @@ class RequestPlan:
         """The stages that take a stage's hand-off in pieces."""
         return tuple(after for after in self.next_stages[stage_id] if (stage_id, after) in self.windows)
 
+    def keeps_pace(self, stage_id: int) -> bool:
+        """Whether a stage pauses where the client is behind: the client, or such a stage by pieces, gets its output."""
+        return stage_id in self.finals or any(self.keeps_pace(after) for after in self.pieces_to(stage_id))
+
 
 class StageGraph:
     """Stages and edges of one deploy document, which has been checked to have no cycle."""

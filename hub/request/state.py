@@ -250,7 +250,8 @@ class StageRun:
     replica: ReplicaRef | None = None
     #: Input addresses of replicas that failed this request and may look healthy.
     avoid: set[str] = field(default_factory=set)
-    #: Input addresses of replicas that were only late to answer.
+    #: Input addresses of replicas that were only late to answer, or left a hand-off that could not be read: others are
+    #: better.
     slow: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt.
     next_seq: int = 0

@@ -11,13 +11,14 @@ import logging
 import signal
 import time
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
 from hub.api.door.flags import warn_if_open
 from hub.api.door.ports import Ports
 from hub.api.routes import build_app
+from hub.serve.jobs.start import make_jobs
 from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from hub.serve.start_watch import StartWatch
@@ -134,13 +135,7 @@ class _Hub:
             omni, stages = started
             self._on_hurry = (self._ports.hurry, stages.hurry)
             stack.push_async_callback(self._ports.stop)
-            self._ports.start(
-                omni,
-                await self._frontend.build(omni)
-                if self._frontend is not None
-                else build_app(omni, config.deploy, int(time.time())),
-                config.http,
-            )
+            self._ports.start(omni, await self._application(omni, hub, stack), config.http)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -152,6 +147,18 @@ class _Hub:
             if self._overdue:
                 raise OmniError(self._overdue)
             return code
+
+    async def _application(self, omni: AsyncOmni, hub: RunningHub, stack: AsyncExitStack) -> Any:
+        """The API, with what has to run behind it."""
+        if self._frontend is not None:
+            return await self._frontend.build(omni)
+        config = self._config
+        jobs = await make_jobs(stack, config.jobs, config.deploy, config.namespace, omni, hub.client)
+        if jobs is not None:
+            jobs.start()
+            # Before the ports are closed: what asks for a job then gets it from another hub.
+            stack.push_async_callback(jobs.close)
+        return build_app(omni, config.deploy, int(time.time()), jobs)
 
     async def _limit_start(self, omni: AsyncOmni) -> None:
         """Stop the hub if ``--init-timeout`` is over before every stage can serve."""

@@ -11,6 +11,7 @@ from hub.api.door.flags import add_door_options, check_door
 from hub.serve.clients.flags import add_client_options, check_client_options, client_bounds
 from hub.serve.document_flags import add_document_options, check_document_options, joins_pipeline, merge_names
 from hub.serve.foreign_flags import add_foreign_options, check_foreign
+from hub.serve.jobs.flags import add_job_options, check_job_options
 from omni_discovery.balancing.policies import DEFAULT_POLICY
 from omni_discovery.commands.flags import (
     add_backend_options,
@@ -208,6 +209,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     )
     add_admission_options(requests)
     add_client_options(parser.add_argument_group("what clients may do"))
+    add_job_options(parser.add_argument_group("the videos of a hub"))
     requests.add_argument(
         "--log-stats",
         action="store_true",
@@ -291,6 +293,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     check_admission(arguments)
     check_client_options(arguments)
     check_loading(arguments)
+    check_job_options(arguments)
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port {arguments.port} is none; take 0 to 65535")
     security = read_security(arguments)

@@ -21,6 +21,7 @@ import msgspec
 from hub.api.door.config import DoorConfig
 from hub.api.server import HttpConfig
 from hub.async_omni import AsyncOmni
+from hub.jobs.config import JobsConfig
 from hub.orchestrator.tracing import connect_tracing
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
 from hub.serve.local_stages import LocalStages
@@ -90,6 +91,8 @@ class ServeConfig:
     door: DoorConfig = field(default_factory=DoorConfig)
     #: What clients may do over HTTP.
     http: HttpConfig = field(default_factory=HttpConfig)
+    #: Where videos lie, and how many.
+    jobs: JobsConfig = field(default_factory=JobsConfig)
     #: The collector to which spans of requests are sent; None for none.
     traces_endpoint: str | None = None
     #: How long every stage may take until it can serve before the hub ends; None: no limit.
@@ -213,6 +216,12 @@ class RunningHub:
         stack.push_async_callback(asyncio.to_thread, stages.stop)
         stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))
         return omni, stages
+
+    @property
+    def client(self) -> OmniCoordClientForHub:
+        """The client of the registry. Used once the hub has started."""
+        assert self._client is not None  # noqa: S101 - `start` has made it
+        return self._client
 
     async def take_back_pipeline(self) -> None:
         """Delete the deploy document if this hub has put it: a wrong one must not block its correction."""

@@ -11,9 +11,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
+from omni_discovery.clients.calls import ClientCalls
 from omni_discovery.errors import ConfigError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity, RegistryTls, parse_endpoints
 from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.kv import KVCalls
 from omni_discovery.log_once import LogOnce
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.registration.lease import LeaseState
@@ -116,6 +118,20 @@ class RegistryClient(abc.ABC):
     def lease_left_s(self) -> float:
         """How long the lease lasts if it is not renewed; 0 without one."""
         return 0.0 if self._registrar is None else self._registrar.lease_left_s
+
+    @property
+    def lease_id(self) -> int:
+        """The lease of this client's key at this moment; 0 without one. May be read from any thread."""
+        return 0 if self._registrar is None else self._registrar.lease_id
+
+    def calls(self) -> ClientCalls:
+        """The calls of this client's connection, for code on another event loop. They end when the client is closed."""
+
+        def start(call: Callable[[KVCalls], Coroutine[Any, Any, _Result]]) -> concurrent.futures.Future[_Result]:
+            self._check_open()
+            return self._thread.start(call(self._kv))
+
+        return ClientCalls(start)
 
     def keep_stories(self, stories: Stories) -> None:
         """Write the story of this client's lease to ``stories`` whenever the lease turns suspect or is lost."""

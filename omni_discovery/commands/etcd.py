@@ -146,9 +146,10 @@ def _reach(namespace: str, roles: Sequence[str]) -> str:
     from omni_discovery.records.roles import WRITES
 
     if not roles:
-        return f"/omni/v1/{namespace}/ and nothing else"
+        return f"/omni/v1/{namespace}/ and /omni/v1-jobs/{namespace}/, and nothing else"
     written = ", ".join(sorted({family for role in roles for family in WRITES[role]})) or "nothing"
-    return f"of /omni/v1/{namespace}/ it may write {written}"
+    with_jobs = f", and all of /omni/v1-jobs/{namespace}/" if "hub" in roles else ""
+    return f"of /omni/v1/{namespace}/ it may write {written}{with_jobs}"
 
 
 def _command(roles: Sequence[str]) -> str:

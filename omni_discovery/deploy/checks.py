@@ -76,7 +76,7 @@ def check_parts(parts: Parts, document: Any) -> Iterator[Problem]:
     yield from _check_ids(parts, document)
     read = [stage for stage in parts.stages if stage is not None and "final_output" not in stage.unread]
     if len(read) == len(parts.stages) and all(stage.config.final_output == "none" for stage in read):
-        text = "no stage has a final_output; set one to text, image, audio or embedding"
+        text = "no stage has a final_output; set one to text, image, audio, video or embedding"
         yield Problem(text, line_at(document, ("stages",)))
     yield from _check_order(parts, document)
     for index, edge in enumerate(parts.edges):

@@ -24,7 +24,7 @@ _YES_OR_NO: Final = "true or false"
 _WORDS: Final = "a word"
 #: What would be right, by the name of the key.
 _RIGHT: Final = {
-    "final_output": "text, image, audio, embedding or none",
+    "final_output": "text, image, audio, video, embedding or none",
     "window_size": BOUND,
     "max_inflight": BOUND,
     "async_chunk": _YES_OR_NO,
@@ -145,7 +145,7 @@ def short_value(value: Any) -> str:
 
 
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
-FinalOutput = Literal["text", "image", "audio", "embedding", "none"]
+FinalOutput = Literal["text", "image", "audio", "video", "embedding", "none"]
 
 #: The connector that joins two stages when the document names none for their edge.
 DEFAULT_CONNECTOR: Final = "AutoConnector"

@@ -10,7 +10,6 @@ from omni_discovery.deploy.document import DeployConfig
 #: Built-in engines that put nothing out before the last piece of their input has come.
 _ANSWER_LAST: Final[Mapping[str, str]] = {
     "vllm": "reads the pieces ahead, which shortens the wait for its first token, and answers once its prompt is whole",
-    "torch": "calls its function once, with all pieces",
     "diffusion": "begins once all pieces are there",
 }
 #: Those that hand over whole.
@@ -20,7 +19,7 @@ _MAKE_NONE: Final[Mapping[str, str]] = {"diffusion": "makes no pieces"}
 def why_late(deploy: DeployConfig, before: int, after: int) -> str:
     """Why a stage answers only when the one before has ended, though their edge has ``async_chunk``; empty if not so.
 
-    Of engines of other packages it is not known.
+    Of engines of other packages it is not known, and of ``torch`` only where its function is loaded.
     """
     if not deploy.async_chunk_of(before, after):
         return ""

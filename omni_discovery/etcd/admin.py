@@ -18,8 +18,7 @@ from omni_discovery.etcd.auth import Tokens
 from omni_discovery.etcd.channel import EndpointChannel
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.etcd.watch import prefix_end
-from omni_discovery.records.keys import namespace_prefix
-from omni_discovery.records.roles import Access, access_of
+from omni_discovery.records.roles import Access, access_of, access_of_all
 
 __all__ = ["NamespaceAccess", "grant_namespace", "grant_roles", "role_of"]
 
@@ -53,7 +52,7 @@ async def grant_namespace(
     ``security`` is that of an administrator, where authentication is enabled. Doing it again changes nothing but an
     existing user's password, which stays. Raise RegistryError.
     """
-    roles = {role_of(namespace): (Access(namespace_prefix(namespace), writes=True),)}
+    roles = {role_of(namespace): access_of_all(namespace)}
     return await _grant(endpoints, security, roles, user, password)
 
 

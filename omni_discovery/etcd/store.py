@@ -28,7 +28,7 @@ from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
+from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -112,14 +112,16 @@ class EtcdKV:
     async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
         """See KVStore."""
         absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key.encode(), create_revision=0)
-        return await self._put_if(absent, key, value, lease_id)
+        return await self._put_if([absent], key, value, lease_id)
 
-    async def compare_and_put(self, key: str, value: bytes, mod_revision: int, lease_id: int = 0) -> Claim:
+    async def compare_and_put(
+        self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
+    ) -> Claim:
         """See KVStore."""
         unchanged = rpc.Compare(
             result=rpc.Compare.EQUAL, target=rpc.Compare.MOD, key=key.encode(), mod_revision=mod_revision
         )
-        return await self._put_if(unchanged, key, value, lease_id)
+        return await self._put_if([unchanged, *_conditions(held)], key, value, lease_id)
 
     async def delete(self, key: str, mod_revision: int = 0) -> bool:
         """See KVStore."""
@@ -225,10 +227,10 @@ class EtcdKV:
             self._server_versions.close()
             await self._channels.close()
 
-    async def _put_if(self, condition: Any, key: str, value: bytes, lease_id: int) -> Claim:
+    async def _put_if(self, conditions: Sequence[Any], key: str, value: bytes, lease_id: int) -> Claim:
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
         read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
-        request = rpc.TxnRequest(compare=[condition], success=[put, read], failure=[read])
+        request = rpc.TxnRequest(compare=conditions, success=[put, read], failure=[read])
         unsure = False
 
         def note(error: RegistryError) -> None:
@@ -314,3 +316,12 @@ class EtcdKV:
             raise RegistryUnavailableError("this connection is closed")
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError("an EtcdKV belongs to the event loop it was made on; make another one for this loop")
+
+
+def _conditions(held: Held | None) -> list[Any]:
+    if held is None:
+        return []
+    key, equal = held.key.encode(), rpc.Compare.EQUAL
+    there = rpc.Compare(result=rpc.Compare.GREATER, target=rpc.Compare.CREATE, key=key, create_revision=0)
+    # For etcd a key that is not there has lease 0.
+    return [there, rpc.Compare(result=equal, target=rpc.Compare.LEASE, key=key, lease=held.lease_id or -1)]

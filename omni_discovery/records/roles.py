@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from omni_discovery.records.jobs import jobs_root
 from omni_discovery.records.keys import namespace_prefix
 
 #: The families of a namespace's keys, as they begin; ``pipeline`` is one key, ``keys/`` has the hashes of API keys.
@@ -24,6 +25,8 @@ WRITES: Final = {
     OBSERVER: (),
 }
 _READ_ALL: Final = (HUB, OPERATOR)
+#: The roles that read and write what concerns jobs, which has a root of its own.
+_WITH_JOBS: Final = (HUB,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,13 @@ def access_of(namespace: str, role: str) -> tuple[Access, ...]:
     whole = (Access(prefix),) if role in _READ_ALL else ()
     read = () if role in _READ_ALL else OPEN_FAMILIES
     families = tuple(dict.fromkeys((*read, *writes)))
-    return (*whole, *(Access(f"{prefix}{family}", family in writes) for family in families))
+    jobs = (Access(jobs_root(namespace), writes=True),) if role in _WITH_JOBS else ()
+    return (*whole, *(Access(f"{prefix}{family}", family in writes) for family in families), *jobs)
+
+
+def access_of_all(namespace: str) -> tuple[Access, ...]:
+    """All rights in a namespace, and in no other."""
+    return Access(namespace_prefix(namespace), writes=True), Access(jobs_root(namespace), writes=True)
 
 
 def roles_that_write(families: Collection[str]) -> tuple[str, ...]:

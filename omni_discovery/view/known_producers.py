@@ -24,7 +24,7 @@ _KV: Final = -1
 
 
 class KnownProducers:
-    """Filled by the registry's thread, asked by the engine's.
+    """Filled by the registry's thread, asked by those that fetch.
 
     ``edges`` are the (from stage, to stage) by which hand-offs come in.
     """
@@ -37,6 +37,8 @@ class KnownProducers:
         self._seen_s: dict[_Place, float] = {}
         #: How often the registry was read, or could not be.
         self._reads = 0
+        #: When it was asked to be read last, and how often it had been read then.
+        self._reads_when_asked = -1
         self._asked_at_s = float("-inf")
         self._ask: Callable[[], object] = lambda: None
 
@@ -46,7 +48,7 @@ class KnownProducers:
         return sorted({from_stage for from_stage, _ in self._edges})
 
     def on_miss(self, ask: Callable[[], object]) -> None:
-        """Have ``ask`` called, from the engine's thread, when the registry should be read at once."""
+        """Have ``ask`` called, from a thread that fetches, when the registry should be read at once."""
         self._ask = ask
 
     def apply_records(self, infos: Iterable[ReplicaInfo]) -> None:
@@ -80,8 +82,12 @@ class KnownProducers:
                 return True
             now_s, reads = self._now(), self._reads
             if now_s - self._asked_at_s < _ASK_EVERY_S:
-                return False
-            self._asked_at_s = now_s
+                if reads > self._reads_when_asked:
+                    return False
+                # Another thread has asked, and what it gets may be the answer here, too.
+                self._changed.wait_for(lambda: self._reads > reads, timeout_s)
+                return self._knows(places)
+            self._asked_at_s, self._reads_when_asked = now_s, reads
         self._ask()
         with self._changed:
             self._changed.wait_for(lambda: self._reads > reads, timeout_s)

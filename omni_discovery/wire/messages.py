@@ -356,6 +356,7 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     """The stage had accepted the request and has failed it.
 
     ``status``, with the kind INVALID only, is the HTTP status that the client is to get in place of 400.
+    ``from_stage``, with the kind PAYLOAD only, is the stage whose replica left a hand-off that can't be read.
     """
 
     epoch: _Count
@@ -365,6 +366,7 @@ class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag=
     queue_length: _Count
     attempt: _Count = 0
     status: Annotated[int, msgspec.Meta(ge=400, le=499)] | msgspec.UnsetType = msgspec.UNSET
+    from_stage: _StageId | msgspec.UnsetType = msgspec.UNSET
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="feed"):

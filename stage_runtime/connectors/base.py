@@ -9,6 +9,7 @@ the next connector that starts on the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from stage_runtime.connectors.serialization import deserialize, serialize
@@ -75,6 +76,14 @@ class OmniConnectorBase(ABC):
         Empty if consumers need nothing but the metadata of ``put``. Raise OSError if it can't listen.
         """
         return {}
+
+    def is_inline(self, metadata: Mapping[str, Any]) -> bool:
+        """Whether a stored object is in these metadata of its ``put``, and so small that it is read at once.
+
+        All others are fetched in a thread of their own.
+        """
+        del metadata
+        return False
 
     def cancel(self, get_key: str) -> None:
         """End fetches of a key in other threads soon; they raise TransferCancelledError."""

@@ -13,12 +13,13 @@ import struct
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
 from stage_runtime.config import SerializationError
+from stage_runtime.connectors.structure import MAX_PARTS, check_structure
 
 _PREFIX: Final = struct.Struct("<8sQ")
 _MAGIC: Final = b"OMNIPAY1"
@@ -39,12 +40,12 @@ class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Which tensor it is and how to read its bytes. For an image, ``dtype`` is its mode."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=_MAX_DIMS)]
     index: int
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    lengths: tuple[int, ...]
+    lengths: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PARTS)]
     body: msgspec.Raw
 
 
@@ -55,7 +56,7 @@ _decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
 def serialize(obj: Any) -> bytes:
     """An object as bytes: numbers, text, bytes, lists, mappings, numpy arrays, torch tensors and PIL images.
 
-    Raise SerializationError if it holds anything else.
+    Raise SerializationError if it holds anything else, or more of them than structure.py allows.
     """
     return b"".join(serialize_parts(obj))
 
@@ -79,6 +80,7 @@ def serialize_parts(obj: Any) -> list[Buffer]:
         head = msgspec.msgpack.encode(_Head(tuple(map(len, tensors)), body))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise SerializationError(f"can't be handed over: {error}") from error
+    check_structure(head)
     parts: list[Buffer] = [_PREFIX.pack(_MAGIC, len(head)), head]
     end = _PREFIX.size + len(head)
     for raw in tensors:
@@ -130,6 +132,7 @@ def _read_head(view: memoryview) -> tuple[_Head, int]:
     end = _PREFIX.size + head_length
     if magic != _MAGIC or end > len(view):
         raise SerializationError("the bytes do not start like a hand-off, or are cut short")
+    check_structure(view[_PREFIX.size : end])
     try:
         return _decode_head(view[_PREFIX.size : end]), end
     except (msgspec.DecodeError, RecursionError) as error:

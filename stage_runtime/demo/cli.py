@@ -21,6 +21,9 @@ class DemoCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """See omni_discovery.commands.main.Command."""
+        parser.add_argument(
+            "--speak", action="store_true", help="with a talker and a vocoder: the answer is heard, too"
+        )
         parser.add_argument("--keep", action="store_true", help="keep serving at the end, until Ctrl-C")
         parser.add_argument(
             "--output", type=Path, default=Path("demo-output"), help="folder for the picture, figures and log"
@@ -59,6 +62,7 @@ class DemoCommand:
                 requests=arguments.requests,
                 namespace=arguments.namespace,
                 runtime_dir=user_runtime_dir(),
+                speak=arguments.speak,
             )
         )
 

@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from omni_discovery.errors import OmniError
@@ -23,11 +23,19 @@ class DemoError(OmniError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer to one question: text, a PNG (empty without a picture), and the time it took in seconds."""
+    """The answer to one question: text, a PNG (empty without a picture), and the time it took in seconds.
+
+    ``samples`` has 16 bits each and one channel, empty without sound; ``first_sound_s`` is when the first of them came.
+    ``timings_s`` is where the time went, by the hub's names.
+    """
 
     text: str
     png: bytes
     seconds: float
+    samples: bytes = b""
+    rate_hz: int = 0
+    first_sound_s: float = 0.0
+    timings_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def json_headers() -> dict[str, str]:
@@ -36,19 +44,36 @@ def json_headers() -> dict[str, str]:
     return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
 
-def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None] | None = None) -> Reply:
-    """Ask one question for text and image, streamed; ``on_text`` gets each piece of text. Raise DemoError."""
+def ask(
+    url: str,
+    question: str,
+    *,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    on_sound: Callable[[bytes, int], None] | None = None,
+    async_chunk: bool = True,
+    picture: bool = True,
+) -> Reply:
+    """Ask one question for text and picture, streamed; ``on_text`` gets each piece of text. Raise DemoError.
+
+    With ``on_sound``, for sound too: it gets samples and their rate as they come. Without ``async_chunk`` no stage
+    begins before the one before it has ended.
+    """
     body = {
         "messages": [{"role": "user", "content": question}],
-        "modalities": ["text", "image"],
+        "modalities": ["text", *(["image"] if picture else []), *(["audio"] if on_sound is not None else [])],
         "seed": seed,
         "stream": True,
+        "include_timings": True,
+        **({} if async_chunk else {"async_chunk": False}),
     }
     begin_s = time.monotonic()
-    text, png = "", b""
+    text, png, heard, rate_hz, first_s = "", b"", b"", 0, 0.0
+    timings_s: Mapping[str, float] = {}
     for chunk in _events(f"{url}/v1/chat/completions", body):
         if "error" in chunk:
             raise DemoError(chunk["error"]["message"])
+        timings_s = chunk.get("timings_s", timings_s)
         for choice in chunk["choices"]:
             content = choice["delta"].get("content")
             if isinstance(content, str):
@@ -57,7 +82,21 @@ def ask(url: str, question: str, *, seed: int = 0, on_text: Callable[[str], None
                     on_text(content)
             elif content:
                 png = base64.b64decode(content[0]["image_url"]["url"].partition(",")[2])
-    return Reply(text, png, time.monotonic() - begin_s)
+            if samples := _sound_of(choice["delta"]):
+                first_s = first_s or time.monotonic() - begin_s
+                heard, rate_hz = heard + samples[0], samples[1]
+                if on_sound is not None:
+                    on_sound(*samples)
+    return Reply(text, png, time.monotonic() - begin_s, heard, rate_hz, first_s, timings_s)
+
+
+def _sound_of(delta: Mapping[str, Any]) -> tuple[bytes, int] | None:
+    """The samples of an event and their rate; None if it has no sound."""
+    data = delta.get("audio", {}).get("data")
+    if not data:
+        return None
+    with wave.open(io.BytesIO(base64.b64decode(data))) as file:
+        return file.readframes(file.getnframes()), file.getframerate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +121,9 @@ def listen(
         if "error" in chunk:
             raise DemoError(chunk["error"]["message"])
         for choice in chunk["choices"]:
-            if sound := choice["delta"].get("audio", {}).get("data"):
-                with wave.open(io.BytesIO(base64.b64decode(sound))) as file:
-                    heard.append(file.readframes(file.getnframes()))
-                    rate_hz = file.getframerate()
+            if sound := _sound_of(choice["delta"]):
+                heard.append(sound[0])
+                rate_hz = sound[1]
                 first_s = first_s or time.monotonic() - begin_s
                 if on_piece is not None:
                     on_piece(len(heard))

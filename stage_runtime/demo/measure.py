@@ -9,8 +9,8 @@ import urllib.request
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from stage_runtime.demo.http_client import json_headers
-from stage_runtime.demo.processes import descendants, memory_bytes
+from stage_runtime.demo.http_client import DemoError, Reply, ask, json_headers
+from stage_runtime.demo.processes import descendants, memory_bytes, run_time_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +40,65 @@ class Numbers:
     def to_json(self) -> str:
         """The figures for a file."""
         return json.dumps({name: round(value, 3) for name, value in asdict(self).items()}, indent=2) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechNumbers:
+    """The figures of spoken answers, asked for one at a time; medians."""
+
+    answers: int
+    first_sound_ms: float
+    first_sound_whole_ms: float
+    #: Time to make the sound, over its length.
+    real_time_factor: float
+    hub_ms_per_s: float
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Name and value of each figure, for people."""
+        yield (
+            "first sound after",
+            f"{self.first_sound_ms:.0f} ms; without async_chunk {self.first_sound_whole_ms:.0f} ms",
+        )
+        yield "real-time factor", f"{self.real_time_factor:.2f}, from the question to the last sample"
+        yield "hub's processor time", f"{self.hub_ms_per_s:.1f} ms for a second of sound"
+        yield "over", f"{self.answers} spoken answers, one at a time"
+
+    def to_json(self) -> str:
+        """The figures for a file."""
+        return json.dumps({name: round(value, 3) for name, value in asdict(self).items()}, indent=2) + "\n"
+
+
+def measure_speech(url: str, hub_pid: int, answers: int = 6) -> tuple[SpeechNumbers, Reply, Reply]:
+    """Have so many sums answered aloud, and as many again without async_chunk.
+
+    Beside the figures, the answer of each kind that took the median time. Raise DemoError if two sound differently.
+    """
+    questions = [f"what is {7 * index} + {5 + index}?" for index in range(answers)]
+    began_s = run_time_s(hub_pid)
+    with_pieces = [ask(url, question, on_sound=_unheard, picture=False) for question in questions]
+    hub_s = run_time_s(hub_pid) - began_s
+    without = [ask(url, question, on_sound=_unheard, picture=False, async_chunk=False) for question in questions]
+    if any(one.samples != other.samples for one, other in zip(with_pieces, without, strict=True)):
+        raise DemoError("the same question had another sound without async_chunk")
+    lengths_s = [len(reply.samples) / 2 / reply.rate_hz for reply in with_pieces]
+    numbers = SpeechNumbers(
+        answers=answers,
+        first_sound_ms=1000 * statistics.median(reply.first_sound_s for reply in with_pieces),
+        first_sound_whole_ms=1000 * statistics.median(reply.first_sound_s for reply in without),
+        real_time_factor=statistics.median(
+            reply.seconds / length_s for reply, length_s in zip(with_pieces, lengths_s, strict=True)
+        ),
+        hub_ms_per_s=1000 * hub_s / sum(lengths_s),
+    )
+    return numbers, _median(with_pieces), _median(without)
+
+
+def _median(replies: list[Reply]) -> Reply:
+    return sorted(replies, key=lambda reply: reply.seconds)[len(replies) // 2]
+
+
+def _unheard(_samples: bytes, _rate_hz: int) -> None:
+    """Hear nothing."""
 
 
 def measure_memory(hub_pid: int) -> tuple[float, int]:

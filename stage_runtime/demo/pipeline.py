@@ -46,6 +46,8 @@ class DemoConfig:
     requests: int
     namespace: str
     runtime_dir: Path
+    #: With a talker and a vocoder.
+    speak: bool = False
 
 
 def make_output(folder: Path) -> None:

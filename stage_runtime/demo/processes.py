@@ -53,3 +53,22 @@ def _pss_bytes(pid: int) -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def run_time_s(pid: int) -> float:
+    """The processor time of a process so far, all of its threads; 0 if it is gone."""
+    return sum(_thread_time_ns(task) for task in _tasks(pid)) / 1e9
+
+
+def _tasks(pid: int) -> list[Path]:
+    try:
+        return list((PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return []
+
+
+def _thread_time_ns(task: Path) -> int:
+    try:
+        return int((task / "schedstat").read_text().split()[0])
+    except (OSError, IndexError, ValueError):
+        return 0

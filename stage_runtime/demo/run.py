@@ -6,7 +6,7 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -17,7 +17,6 @@ from stage_runtime.demo.measure import measure, measure_memory
 from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline, make_output
 from stage_runtime.demo.show import answer_panel, numbers_table
 
-DEPLOY: Final = Path(__file__).with_name("deploy.yaml")
 QUESTIONS: Final = ("three plus four", "what is 17 - 9?", "draw a 6", "26 plus 48", "how is the weather today?")
 #: Seeds count up from here; this one gives the demo a legible hand.
 _FIRST_SEED: Final = 14
@@ -27,29 +26,46 @@ _RESTART_S: Final = 60.0
 def run_demo(config: DemoConfig) -> int:
     """Run the demo; return the exit code. Raise ConfigError for the output folder, DemoError for what fails later."""
     console = Console(highlight=False)
+    kind = _kind_of(config)
     make_output(config.output)
     with ExitStack() as stack:
-        demo = _Demo(config, console, stack)
-        demo.start("[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each")
+        demo = kind(config, console, stack)
+        demo.start(demo.title)
         stack.callback(demo.stop)
         demo.wait_until_ready()
         demo.measure_memory()
-        demo.ask_questions()
-        demo.lose_a_replica()
-        demo.show_numbers()
+        demo.show()
         if config.keep:
             demo.keep_serving()
     return 0
 
 
-class _Demo(DemoPipeline):
+def _kind_of(config: DemoConfig) -> type[Demo]:
+    if not config.speak:
+        return Demo
+    from stage_runtime.demo.speaking import SpeakingDemo, check_models
+
+    check_models()
+    return SpeakingDemo
+
+
+class Demo(DemoPipeline):
     """One run of it."""
 
+    deploy: ClassVar[Path] = Path(__file__).with_name("deploy.yaml")
+    title: ClassVar[str] = "[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each"
+
     def __init__(self, config: DemoConfig, console: Console, stack: ExitStack) -> None:
-        deploy = parse_deploy(DEPLOY.read_text(encoding="utf-8"), str(DEPLOY))
+        deploy = parse_deploy(self.deploy.read_text(encoding="utf-8"), str(self.deploy))
         expected = sum(stage.runtime.num_replicas for stage in deploy.stages)
-        super().__init__(config, console, stack, ("--deploy-config", str(DEPLOY)), expected)
+        super().__init__(config, console, stack, ("--deploy-config", str(self.deploy)), expected)
         self._memory = (0.0, 0)
+
+    def show(self) -> None:
+        """All that is shown once everything is ready. Raise DemoError."""
+        self.ask_questions()
+        self.lose_a_replica()
+        self.show_numbers()
 
     def measure_memory(self) -> None:
         """Of all processes, before they have worked."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stage_runtime.demo.http_client import Reply
-    from stage_runtime.demo.measure import Numbers
+    from stage_runtime.demo.measure import Numbers, SpeechNumbers
 
 #: Height of a picture in terminal rows; each row shows two rows of pixels.
 _ROWS: Final = 8
@@ -54,7 +54,7 @@ def answer_panel(question: str, reply: Reply, *, colour: bool) -> Panel:
     return Panel.fit(body, border_style="dim")
 
 
-def numbers_table(numbers: Numbers) -> Table:
+def numbers_table(numbers: Numbers | SpeechNumbers) -> Table:
     """The figures as a table, one row each."""
     table = Table(title="measured in this run", title_justify="left", show_header=False, border_style="dim")
     table.add_column(style="dim")
@@ -69,6 +69,13 @@ def ask_step(url: str) -> str:
     key = """ -H "Authorization: Bearer $VLLM_API_KEY\"""" if "Authorization" in json_headers() else ""
     return f"""curl -s {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\
   -d '{{"messages": [{{"role": "user", "content": "what is 26 + 48?"}}], "modalities": ["text"]}}'"""
+
+
+def speak_step(url: str) -> str:
+    """The command that has a sum answered aloud."""
+    key = """ -H "Authorization: Bearer $VLLM_API_KEY\"""" if "Authorization" in json_headers() else ""
+    return f"""curl -s {url}/v1/audio/speech -H 'Content-Type: application/json'{key} \\
+  -d '{{"input": "what is 26 + 48?", "voice": "default", "response_format": "wav"}}' > answer.wav"""
 
 
 def next_steps(first: str, omni: str, etcdctl: str, endpoint: str, namespace: str) -> Iterable[str]:

@@ -22,6 +22,7 @@ _IF_THERE: Final = {
     "image_png": bytes,
     "audio_wav": bytes,
     "pooled_npy": bytes,
+    "video_mp4": bytes,
     "finish_reason": str,
     "handoff": Mapping,
     "handoff_piece": Mapping,
@@ -114,6 +115,8 @@ def pieces_of(output: EngineOutput, modality: str) -> list[OutputChunk]:
         pieces.append(OutputChunk(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
     if output.pooled_npy is not None:
         pieces.append(OutputChunk(output.key, "embedding", mime="application/x-npy", attachment=output.pooled_npy))
+    if output.video_mp4 is not None:
+        pieces.append(OutputChunk(output.key, "video", mime="video/mp4", attachment=output.video_mp4))
     prompt_logprobs = tuple(output.prompt_logprobs)
     pieces += [
         OutputChunk(output.key, modality, prompt_logprobs=prompt_logprobs[start : start + PROMPT_PLACES])

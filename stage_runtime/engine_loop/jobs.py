@@ -126,6 +126,17 @@ class Wake(msgspec.Struct, frozen=True):
     """Look at the flags: the replica is to drain or to stop."""
 
 
+#: Hand-offs by the role of their companion (empty: the request's own) and by their stage.
+HandOffs = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """Hand-offs have come, or can't be had; ``fetch`` is the number of the fetch."""
+
+    fetch: int
+    result: HandOffs | Exception
+
+
 Job = (
     Work
     | NextSegment
@@ -137,6 +148,7 @@ Job = (
     | ReleasePayload
     | ReleaseHub
     | Call
+    | Fetched
     | Wake
 )
 
@@ -192,12 +204,16 @@ class SegmentEnded(msgspec.Struct, frozen=True):
 
 
 class RequestFailed(msgspec.Struct, frozen=True):
-    """The request failed; ``reason`` goes to the hub as it is. ``status``: the HTTP status if the kind is INVALID."""
+    """The request failed; ``reason`` goes to the hub as it is.
+
+    ``status``: the HTTP status if the kind is INVALID. ``from_stage``: whose hand-off was the cause, if one was.
+    """
 
     key: str
     kind: FailureKind
     reason: str
     status: int = 400
+    from_stage: int | None = None
 
 
 class Parked(msgspec.Struct, frozen=True):

@@ -19,10 +19,13 @@ from stage_runtime.config import EngineDeadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
 from stage_runtime.engine_loop.control import Controls, fail
+from stage_runtime.engine_loop.fetching import HandOffFetches, RunAside, in_thread
 from stage_runtime.engine_loop.jobs import (
     Call,
     Cancel,
+    Fetched,
     Finished,
+    HandOffs,
     HoldBack,
     Job,
     NextSegment,
@@ -42,7 +45,6 @@ from stage_runtime.engine_loop.pieces import Pieces
 from stage_runtime.engine_loop.running import (
     Running,
     SegmentedRequest,
-    companions_of,
     end_of,
     failed,
     name_of,
@@ -68,7 +70,10 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class EngineLoop:
-    """Runs in the main thread; from others only ``jobs``, ``progress``, ``meter`` and ``names_of_running`` are used."""
+    """Runs in the main thread; from others only ``jobs``, ``progress``, ``meter`` and ``names_of_running`` are used.
+
+    Hand-offs are fetched by ``run_aside``.
+    """
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class EngineLoop:
         defaults: dict[str, Any],
         emit: Callable[[Sequence[Outcome]], None],
         clock: Callable[[], float] = time.monotonic,
+        run_aside: RunAside = in_thread,
     ) -> None:
         warn_of_misspelled(engine)
         self._engine = engine
@@ -94,11 +100,14 @@ class EngineLoop:
             self._capabilities, lambda: not (self._running or engine.has_unfinished()), clock, self._extend_progress
         )
         self._pauses = Pauses(engine, self._capabilities)
-        self._pieces = Pieces(engine, self._capabilities, payloads, self._pauses, self._add, self._finish, clock)
+        self.jobs: SimpleQueue[Job] = SimpleQueue()
+        self._fetches = HandOffFetches(payloads, self.jobs.put, run_aside)
+        self._pieces = Pieces(
+            engine, self._capabilities, payloads, self._fetches, self._pauses, self._add, self._finish
+        )
         self.meter = EngineMeter(self._capabilities.metrics)
         #: Outputs of the engine that were discarded, by kind.
         self.counters: Counter[str] = Counter()
-        self.jobs: SimpleQueue[Job] = SimpleQueue()
         self.progress = Progress(busy=False, at_s=clock())
 
     def __len__(self) -> int:
@@ -135,6 +144,8 @@ class EngineLoop:
     def fail_all(self, kind: FailureKind, reason: str) -> None:
         """Fail everything in flight and every queued job that would have an answer."""
         outcomes: list[Outcome] = [RequestFailed(key, kind, reason) for key in self._running]
+        for key in self._running:
+            self._fetches.forget_request(key)
         self._running.clear()
         outcomes += self._controls.fail_all(reason)
         while not self.jobs.empty():
@@ -177,7 +188,7 @@ class EngineLoop:
                 return self._cancel(key)
             case NextSegment():
                 return self._go_on(job)
-            case PieceArrived() | WindowUpdate():
+            case PieceArrived() | WindowUpdate() | Fetched():
                 return self._of_pieces(self._update_flow(job))
             case Pause() | HoldBack():
                 return self._of_pieces(self._set_behind(job))
@@ -191,7 +202,9 @@ class EngineLoop:
                 pass
         return ()
 
-    def _update_flow(self, job: PieceArrived | WindowUpdate) -> Sequence[Outcome]:
+    def _update_flow(self, job: PieceArrived | WindowUpdate | Fetched) -> Sequence[Outcome]:
+        if isinstance(job, Fetched):
+            return self._fetches.finish(job)
         return self._pieces.accept_piece(job) if isinstance(job, PieceArrived) else self._pieces.update_window(job)
 
     def _set_behind(self, job: Pause | HoldBack) -> Sequence[Outcome]:
@@ -207,7 +220,8 @@ class EngineLoop:
             running.is_cancelled = True
         self._pauses.request_ended(key)
         self._engine.abort(key)
-        if self._pieces.has_left_engine(key) or (running is not None and running.is_idle):
+        is_elsewhere = running is not None and (running.is_idle or running.is_fetching)
+        if is_elsewhere or self._pieces.has_left_engine(key):
             return self._finish(EngineOutput(key, finish_reason="abort"))
         return self._controls.cancel_call(key)
 
@@ -240,20 +254,34 @@ class EngineLoop:
             resume=None,
         )
         running.segmented.is_idle = False
-        outcomes = self._add(work, {})
-        if any(isinstance(each, RequestFailed) for each in outcomes):
-            self._engine.abort(job.key)
-        return outcomes
+        return self._add(work, {})
 
     def _add(self, work: Work, whole: Mapping[int, Mapping[str, Any]]) -> Sequence[Outcome]:
-        """Give the engine work. ``whole`` holds hand-offs that came in pieces, for an engine without ``feed``."""
+        """Give the engine work, as soon as its hand-offs are here.
+
+        ``whole`` holds hand-offs that came in pieces, for an engine without ``feed``.
+        """
         now_s = self._clock()
+        if self._payloads.is_at_hand(work.payloads):
+            return self._give(work, whole, self._payloads.fetch_at_hand(work.payloads), now_s)
+        self._run(work, now_s)
+        self._running[work.key].is_fetching = True
+        self._pieces.hold_pieces(work.key)
+        self._fetches.fetch(
+            work.key, work.payloads, work.deadline_s, lambda result: self._give(work, whole, result, now_s)
+        )
+        return ()
+
+    def _give(
+        self, work: Work, whole: Mapping[int, Mapping[str, Any]], fetched: HandOffs | Exception, began_s: float
+    ) -> Sequence[Outcome]:
+        """Give the engine work with its hand-offs, which were fetched from ``began_s`` on."""
         try:
-            fetched = self._payloads.fetch(work.payloads, work.deadline_s - now_s)
-            companions = companions_of(work, self._capabilities, self._payloads, self._clock)
+            if isinstance(fetched, Exception):
+                raise fetched
             added_at_s = self._clock()
             give = self._give_next_segment if work.segment else self._engine.add
-            give(request_of(work, self._defaults, {**fetched, **whole}, companions))
+            give(request_of(work, self._defaults, whole, fetched))
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
@@ -261,9 +289,12 @@ class EngineLoop:
             if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed request=%s", name_of(work))
             self._forget(work.key)
+            if work.segment:
+                self._engine.abort(work.key)
             return [failed(work.key, error)]
-        self._run(work, added_at_s, transfer_s=added_at_s - now_s)
-        return self._of_pieces(self._pauses.request_started(work.key))
+        self._run(work, added_at_s, transfer_s=added_at_s - began_s)
+        outcomes = [*self._pauses.request_started(work.key), *self._pieces.release_pieces(work.key)]
+        return self._of_pieces(outcomes)
 
     def _run(self, work: Work, added_at_s: float, transfer_s: float = 0.0) -> None:
         earlier = self._running.get(work.key)
@@ -272,6 +303,7 @@ class EngineLoop:
         self._next_deadline_s = min(self._next_deadline_s, work.deadline_s)
 
     def _forget(self, key: str) -> Running | None:
+        self._fetches.forget_request(key)
         self._pieces.forget_request(key)
         self._pauses.forget_request(key)
         return self._running.pop(key, None)

@@ -1,15 +1,16 @@
 """Hand-offs between this replica's stage and its neighbours, through the connector of each edge.
 
-Used by the engine's thread. A stored hand-off is kept until the hub releases it, so that the next stage can be run
-again; one that is never released is dropped after ``keep_s``. An exception of a connector fails only the request that
-used it.
+Used by the engine's thread; ``fetch`` by others, too. A stored hand-off is kept until the hub releases it, so that the
+next stage can be run again; one that is never released is dropped after ``keep_s``. An exception of a connector fails
+only the request that used it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,13 +22,14 @@ from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
 from stage_runtime.engine_loop.jobs import Work, owner_of
 
 logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 900.0
-#: Longest wait for a hand-off of another host.
+#: Longest wait for all hand-offs of a request from other hosts.
 _FETCH_TIMEOUT_S: Final = 5.0
 #: Longest wait for the registry, where an address is not known.
 _KNOWN_TIMEOUT_S: Final = 2.0
@@ -52,6 +54,40 @@ class _Kept:
     put_at_s: float
     #: Of a request that comes in segments, for which one it was made.
     segment: int = 0
+
+
+class _TimeLeft:
+    """The time for all hand-offs of one request, and which stage's took most of it."""
+
+    def __init__(self, clock: Callable[[], float], deadline_s: float) -> None:
+        began_s = clock()
+        self._clock = clock
+        self._until_s = min(began_s + _FETCH_TIMEOUT_S, deadline_s)
+        #: Whether the client's deadline leaves less time than producers have to have.
+        self._is_short = deadline_s < began_s + _FETCH_TIMEOUT_S
+        self._spent_s: dict[int, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """What is left; never below 0."""
+        return max(0.0, self._until_s - self._clock())
+
+    @contextlib.contextmanager
+    def counted_for(self, from_stage: int) -> Iterator[None]:
+        """Count the time that passes meanwhile for a stage."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._spent_s[from_stage] = self._spent_s.get(from_stage, 0.0) + self._clock() - began_s
+
+    def at_fault(self, ref: PayloadRef, error: Exception) -> int | None:
+        """The stage whose replica has to answer for a hand-off that can't be read; None: nobody there."""
+        if isinstance(error, MemoryError | TransferCancelledError) or lacks_descriptors(error):
+            return None
+        if isinstance(error, TimeoutError):
+            return None if self._is_short else max(self._spent_s, key=lambda stage: self._spent_s[stage])
+        return ref.from_stage
 
 
 class Payloads:
@@ -80,45 +116,64 @@ class Payloads:
         #: How often a hand-off could not be stored or fetched.
         self.failures = 0
 
-    def fetch(
-        self, refs: Sequence[PayloadRef], remaining_s: float = _FETCH_TIMEOUT_S, role: str = ""
-    ) -> dict[int, Mapping[str, Any]]:
-        """The hand-offs of earlier stages by stage: the request's, or those of its companion in ``role``.
+    def is_at_hand(self, refs: Sequence[PayloadRef]) -> bool:
+        """Whether ``fetch`` waits for nothing: small hand-offs travel in their references."""
+        return all(
+            (edge := self._edges.get((ref.from_stage, ref.to_stage))) is not None
+            and edge.connector.is_inline(ref.metadata)
+            and "kv_transfer_params" not in ref.metadata
+            and not any(named_addresses(ref.metadata))
+            for ref in refs
+        )
 
-        ``remaining_s`` is the time to the request's deadline. Raise PayloadError if one is missing or damaged.
+    def fetch_at_hand(self, refs: Sequence[PayloadRef]) -> dict[str, dict[int, Mapping[str, Any]]] | PayloadError:
+        """What ``fetch`` returns, or raises, for references with the hand-offs in them."""
+        try:
+            return self.fetch(refs, self._clock())
+        except PayloadError as error:
+            return error
+
+    def fetch(self, refs: Sequence[PayloadRef], deadline_s: float) -> dict[str, dict[int, Mapping[str, Any]]]:
+        """The hand-offs of earlier stages by role and stage. May wait for seconds; any thread may call it.
+
+        ``deadline_s`` is the request's. Raise PayloadError if one is missing or damaged.
         """
-        # The engine's thread waits meanwhile, and with it every other request.
-        timeout_s = max(0.0, min(_FETCH_TIMEOUT_S, remaining_s))
-        found: dict[int, Mapping[str, Any]] = {}
+        time_left = _TimeLeft(self._clock, deadline_s)
+        found: dict[str, dict[int, Mapping[str, Any]]] = {}
         for ref in refs:
-            if ref.role != role:
-                continue
-            edge = self._edges.get((ref.from_stage, ref.to_stage))
-            if edge is None or ref.to_stage != self._stage_id:
-                raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
-            if ref.connector != edge.name:
-                raise PayloadError(f"the hand-off came by {ref.connector}, this replica has {edge.name}")
-            size_bytes = ref.metadata.get("data_size")
-            if isinstance(size_bytes, int) and size_bytes > ref.size_bytes:
-                raise PayloadError(f"a hand-off of {size_bytes} bytes was announced as one of {ref.size_bytes}")
-            metadata = {**ref.metadata, "timeout_s": timeout_s}
-            # Connectors also take the metadata by key, one level down; what was checked above is what they get.
-            metadata.pop(ref.key, None)
-            self._check_addresses(ref, metadata, timeout_s)
-            try:
-                got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, metadata)
-            except Exception as error:
-                self.failures += 1
-                raise PayloadError(
-                    f"the hand-off of stage {ref.from_stage} can't be read: {_described(error)}"
-                ) from error
-            if got is None:
-                raise PayloadError(f"the hand-off of stage {ref.from_stage} is not there any more")
-            if not isinstance(got[0], Mapping):
-                raise PayloadError(f"the hand-off of stage {ref.from_stage} is no mapping")
-            self._check_kv_hosts(ref, got[0], timeout_s)
-            found[ref.from_stage] = got[0]
+            of_role = found.setdefault(ref.role, {})
+            if ref.from_stage in of_role:
+                raise PayloadError(f"two hand-offs of stage {ref.from_stage} are named where one is expected")
+            of_role[ref.from_stage] = self._fetch(ref, time_left)
         return found
+
+    def _fetch(self, ref: PayloadRef, time_left: _TimeLeft) -> Mapping[str, Any]:
+        whose = f"the hand-off of stage {ref.from_stage}"
+        edge = self._edges.get((ref.from_stage, ref.to_stage))
+        if edge is None or ref.to_stage != self._stage_id:
+            raise PayloadError(f"no edge from stage {ref.from_stage} to {ref.to_stage} ends at this replica")
+        if ref.connector != edge.name:
+            raise PayloadError(f"{whose} came by {ref.connector}, this replica has {edge.name}", ref.from_stage)
+        size_bytes = ref.metadata.get("data_size")
+        if isinstance(size_bytes, int) and size_bytes > ref.size_bytes:
+            text = f"a hand-off of {size_bytes} bytes was announced as one of {ref.size_bytes}"
+            raise PayloadError(text, ref.from_stage)
+        metadata = {**ref.metadata, "timeout_s": time_left.seconds}
+        # Connectors also take the metadata by key, one level down; what was checked above is what they get.
+        metadata.pop(ref.key, None)
+        self._check_addresses(ref, metadata, time_left.seconds)
+        try:
+            with time_left.counted_for(ref.from_stage):
+                got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, metadata)
+        except Exception as error:
+            self.failures += 1
+            raise PayloadError(f"{whose} can't be read: {_described(error)}", time_left.at_fault(ref, error)) from error
+        if got is None:
+            raise PayloadError(f"{whose} is not there any more", ref.from_stage)
+        if not isinstance(got[0], Mapping):
+            raise PayloadError(f"{whose} is no mapping", ref.from_stage)
+        self._check_kv_hosts(ref, got[0], time_left.seconds)
+        return got[0]
 
     def _check_addresses(self, ref: PayloadRef, metadata: Mapping[str, Any], timeout_s: float) -> None:
         """Raise PayloadError for a reference that leads elsewhere than to a registered producer."""

@@ -16,8 +16,10 @@ from typing import Any
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
+from stage_runtime.engine_loop.fetching import HandOffFetches
 from stage_runtime.engine_loop.jobs import (
     HandedPiece,
+    HandOffs,
     Outcome,
     PieceArrived,
     RequestFailed,
@@ -72,6 +74,9 @@ class _Inflow:
     is_complete: bool = False
     #: The number of the last piece that the engine has; -1 before the first.
     last_fed: int = -1
+    #: Whether the first of ``queued`` is being fetched, and what is in it, once it has come.
+    is_fetching: bool = False
+    fetched: _Handed | None = None
     #: All pieces so far, for an engine without ``feed``: it gets them together.
     collected: list[_Handed] = field(default_factory=list)
 
@@ -88,22 +93,24 @@ class Pieces:
         engine: Engine,
         capabilities: Capabilities,
         payloads: Payloads,
+        fetches: HandOffFetches,
         pauses: Pauses,
         add: Callable[[Work, Mapping[int, _Handed]], Sequence[Outcome]],
         end: Callable[[EngineOutput], Sequence[Outcome]],
-        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._payloads = payloads
+        self._fetches = fetches
         self._pauses = pauses
         self._add = add
         self._end = end
-        self._clock = clock
         self._feed = capabilities.feed
         self._wants = capabilities.wants or (lambda _key, _stage: True)
         self._outflows: dict[str, _Outflow] = {}
         #: By request, then by stage.
         self._inflows: dict[str, dict[int, _Inflow]] = {}
+        #: Requests that the engine does not have yet: it is fed no pieces of them.
+        self._held: set[str] = set()
 
     @property
     def queued(self) -> int:
@@ -138,12 +145,26 @@ class Pieces:
         flow.is_complete = fed.is_last
         return self._feed_request(fed.key)
 
+    def hold_pieces(self, key: str) -> None:
+        """Feed the engine nothing of a request until ``release_pieces``: other hand-offs of it are on their way."""
+        if self._feed is not None and key in self._inflows:
+            self._held.add(key)
+
+    def release_pieces(self, key: str) -> Sequence[Outcome]:
+        """The engine has the request: feed it the pieces that have come meanwhile."""
+        if key not in self._held:
+            return ()
+        self._held.discard(key)
+        return self._feed_request(key)
+
     def feed_waiting(self) -> list[Outcome]:
         """Feed the engine every queued piece that it wants now."""
         keys = [key for key, flows in self._inflows.items() if any(flow.queued for flow in flows.values())]
         return [outcome for key in keys for outcome in self._feed_request(key)]
 
     def _feed_request(self, key: str) -> Sequence[Outcome]:
+        if key in self._held:
+            return ()
         outcomes: list[Outcome] = []
         try:
             for flow in self._inflows[key].values():
@@ -166,9 +187,12 @@ class Pieces:
     def _feed_from(self, flow: _Inflow) -> int | None:
         """Feed the pieces of one stage that the engine wants; the number of the last one fed now, None if none was."""
         key, last = flow.work.key, None
-        while flow.queued and (self._feed is None or flow.queued[0].is_last or self._wants(key, flow.from_stage)):
+        while flow.queued:
             fed = flow.queued[0]
-            piece = None if fed.is_last else self._fetch_piece(flow, fed)
+            # The next piece is fetched before the engine wants it.
+            if not fed.is_last and not (self._has_fetched(flow, fed) and self._is_wanted(flow)):
+                break
+            piece, flow.fetched = flow.fetched, None
             flow.queued.popleft()
             if self._feed is not None:
                 self._feed(key, flow.from_stage, piece, fed.is_last)
@@ -178,14 +202,30 @@ class Pieces:
                 last = flow.last_fed = fed.number
         return last
 
-    def _fetch_piece(self, flow: _Inflow, fed: PieceArrived) -> _Handed:
-        if fed.payload is None or fed.payload.from_stage != flow.from_stage:
+    def _is_wanted(self, flow: _Inflow) -> bool:
+        return self._feed is None or self._wants(flow.work.key, flow.from_stage)
+
+    def _has_fetched(self, flow: _Inflow, fed: PieceArrived) -> bool:
+        """Whether the first queued piece is here, in ``flow.fetched``; if not, it is on its way now."""
+        if flow.fetched is not None or flow.is_fetching:
+            return flow.fetched is not None
+        if fed.payload is None or fed.payload.from_stage != flow.from_stage or fed.payload.role:
             raise PayloadError(f"piece {fed.number} of stage {flow.from_stage} names no payload of it")
-        left_s = flow.work.deadline_s - self._clock()
-        found = self._payloads.fetch((fed.payload,), left_s).get(flow.from_stage)
-        if found is None:
-            raise PayloadError(f"piece {fed.number} of stage {flow.from_stage} is a companion's")
-        return found
+        refs = (fed.payload,)
+        if self._payloads.is_at_hand(refs):
+            flow.fetched = _content(self._payloads.fetch_at_hand(refs), flow)
+            return True
+        flow.is_fetching = True
+        self._fetches.fetch(flow.work.key, refs, flow.work.deadline_s, lambda result: self._piece_fetched(flow, result))
+        return False
+
+    def _piece_fetched(self, flow: _Inflow, result: HandOffs | Exception) -> Sequence[Outcome]:
+        flow.is_fetching = False
+        try:
+            flow.fetched = _content(result, flow)
+        except Exception as error:  # noqa: BLE001 - the request fails with it
+            return self._fail(failed(flow.work.key, error))
+        return self._feed_request(flow.work.key)
 
     # ---- outflow
 
@@ -234,6 +274,7 @@ class Pieces:
 
     def forget_request(self, key: str) -> None:
         """Drop all pieces of a request that is over. Unknown requests are ignored."""
+        self._held.discard(key)
         self._inflows.pop(key, None)
         self._outflows.pop(key, None)
 
@@ -255,3 +296,10 @@ class Pieces:
         self.forget_request(end.key)
         self._engine.abort(end.key)
         return [end]
+
+
+def _content(result: HandOffs | Exception, flow: _Inflow) -> _Handed:
+    """The piece that was fetched; raise the reason why it was not."""
+    if isinstance(result, Exception):
+        raise result
+    return result[""][flow.from_stage]

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from omni_discovery.errors import InvalidRequestError
 from omni_discovery.failure_log import word
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.config import PayloadError
-from stage_runtime.engine_loop.jobs import Finished, RequestFailed, SegmentEnded, Work
+from stage_runtime.engine_loop.jobs import Finished, HandOffs, RequestFailed, SegmentEnded, Work
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from stage_runtime.engines.capabilities import Capabilities
 from stage_runtime.engines.errors import error_of
-
-if TYPE_CHECKING:
-    from stage_runtime.engine_loop.payloads import Payloads
 
 
 @dataclass(slots=True)
@@ -63,6 +59,8 @@ class Running:
     is_cancelled: bool = False
     #: Set where the request's input comes in segments.
     segmented: SegmentedRequest | None = None
+    #: Whether its hand-offs are on their way: the engine does not have it yet.
+    is_fetching: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -90,10 +88,11 @@ def name_of(work: Work) -> str:
 def request_of(
     work: Work,
     defaults: Mapping[str, Any],
-    handed: Mapping[int, Mapping[str, Any]],
-    companions: Mapping[str, Mapping[int, Mapping[str, Any]]],
+    whole: Mapping[int, Mapping[str, Any]],
+    fetched: HandOffs,
 ) -> StageRequest:
-    """The work as the engine gets it. ``handed`` holds the complete hand-offs by stage."""
+    """The work as the engine gets it. ``whole`` holds hand-offs that came in pieces, and are complete, by stage."""
+    handed = {**fetched.get("", {}), **whole}
     return StageRequest(
         key=work.key,
         request_id=work.request_id,
@@ -101,7 +100,7 @@ def request_of(
         inputs=work.inputs,
         params={**defaults, **work.params},
         payloads=handed,
-        companions=companions,
+        companions={role: of_role for role, of_role in fetched.items() if role},
         next_stages=work.next_stages,
         deadline_s=work.deadline_s,
         resume=work.resume,
@@ -111,21 +110,6 @@ def request_of(
         segment=work.segment,
         trace=work.trace,
     )
-
-
-def companions_of(
-    work: Work, capabilities: Capabilities, payloads: Payloads, clock: Callable[[], float]
-) -> Mapping[str, Mapping[int, Mapping[str, Any]]]:
-    """The hand-offs of the work's companions, by role and stage.
-
-    Raise InvalidRequestError if the engine takes none, PayloadError if one is missing or damaged.
-    """
-    if not work.payloads:
-        return {}
-    roles = dict.fromkeys(ref.role for ref in work.payloads if ref.role)
-    if roles and not capabilities.takes_companions():
-        raise InvalidRequestError("this stage takes no companions; ask without them")
-    return {role: payloads.fetch(work.payloads, work.deadline_s - clock(), role) for role in roles}
 
 
 def end_of(
@@ -157,9 +141,12 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestF
         return RequestFailed(work.key, FailureKind.NOT_RESUMABLE, "this engine can't go on behind what was shown")
     if work.segment is not None and capabilities.update is None:
         return RequestFailed(work.key, FailureKind.INVALID, "this engine takes no input in segments")
+    if any(ref.role for ref in work.payloads) and not capabilities.takes_companions():
+        return RequestFailed(work.key, FailureKind.INVALID, "this stage takes no companions; ask without them")
     return None
 
 
 def failed(key: str, error: BaseException) -> RequestFailed:
     """The end of a request that an engine method refused, by raising ``error``."""
-    return RequestFailed(key, *error_of(error))
+    from_stage = error.from_stage if isinstance(error, PayloadError) else None
+    return RequestFailed(key, *error_of(error), from_stage=from_stage)

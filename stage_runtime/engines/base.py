@@ -92,6 +92,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
     stop_reason: int | str | None = None
+    #: A whole video, as an MP4 file.
+    video_mp4: bytes | None = None
 
     @property
     def finished(self) -> bool:

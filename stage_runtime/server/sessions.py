@@ -139,6 +139,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 queue_length=queue_length,
                 attempt=ticket.attempt,
                 status=UNSET if outcome.status == 400 else outcome.status,
+                from_stage=UNSET if outcome.from_stage is None else outcome.from_stage,
             )
 
 

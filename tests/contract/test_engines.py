@@ -114,7 +114,7 @@ class TestACertainEngineKeepsTheContract(TestEchoKeepsTheContract):
 class TestTorchKeepsTheContract(EngineContract):
     """A generator."""
 
-    offers = frozenset({"pause", "update"})
+    offers = frozenset({"feed", "pause", "update"})
     name = "speak"
     more: Mapping[str, Any] = {}
 
@@ -127,6 +127,19 @@ class TestTorchKeepsTheContract(EngineContract):
 
     def bad_request(self, key: str) -> StageRequest:
         return StageRequest(key, key, inputs={"prompt": 5})
+
+    def pieces(self) -> Sequence[Mapping[str, Any]]:
+        # Several are only for inputs with a field for them.
+        return [{"text": "one two"}]
+
+
+class TestTorchKeepsTheContractWithLivePieces(TestTorchKeepsTheContract):
+    """An asynchronous generator."""
+
+    name = "recite"
+
+    def pieces(self) -> Sequence[Mapping[str, Any]]:
+        return [{"text": "one two"}, {"text": "three"}]
 
 
 class TestTorchKeepsTheContractWithAFunction(TestTorchKeepsTheContract):

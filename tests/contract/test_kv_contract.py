@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUnavailableError
-from omni_discovery.kv import DeleteEvent, KVStore, PutEvent, WatchBatch, WatchEvent
+from omni_discovery.kv import DeleteEvent, Held, KVStore, PutEvent, WatchBatch, WatchEvent
 from tests.contract.conftest import Store
 
 NO_LEASE = 0x7FFF_0001
@@ -83,6 +83,29 @@ async def test_a_compare_and_put_wins_only_at_the_revision_it_names(store: Store
     assert won.current == lost.current
     assert won.current is not None
     assert (won.current.value, won.current.create_revision) == (b"2", revision)
+
+
+async def test_a_compare_and_put_can_ask_that_a_key_still_has_its_lease(store: Store, prefix: str) -> None:
+    """1. an owner's key has a lease: with that lease named the write wins, with another, or none, it loses
+    2. the lease ends, and the key with it: no lease that is named wins, not even that of a key that is not there
+    """
+    kv, owner, key = store.kv, prefix + "owner", prefix + "a"
+    lease_id = (await kv.grant(60.0)).lease_id
+    await kv.put(owner, b"1", lease_id)
+    revision = await kv.put(key, b"1")
+    for wrong in (lease_id + 1, 0):
+        lost = await kv.compare_and_put(key, b"2", revision, held=Held(owner, wrong))
+        assert (lost.won, lost.current is not None and lost.current.value) == (False, b"1")
+    won = await kv.compare_and_put(key, b"2", revision, held=Held(owner, lease_id))
+    assert won.won
+    stale = await kv.compare_and_put(key, b"3", revision, held=Held(owner, lease_id))
+    assert not stale.won
+    await kv.revoke(lease_id)
+    for named in (lease_id, 0):
+        assert not (await kv.compare_and_put(key, b"3", won.revision, held=Held(owner, named))).won
+    found = await kv.get(key)
+    assert found is not None
+    assert found.value == b"2"
 
 
 async def test_a_compare_and_put_on_a_key_that_is_gone_loses(store: Store, prefix: str) -> None:

@@ -36,6 +36,7 @@ from stage_runtime.engines.vllm.prompt import read_handed
 from stage_runtime.lifecycle import stalled
 from stage_runtime.testing import drain, resume_of, run
 from tests.support.engines import DEMO, PAINTER, THINKER, as_the_supervisor_has_it
+from tests.support.replica_engine import at_once
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -176,6 +177,7 @@ class Line:
                 Payloads(stage, {(0, 1): Edge("shm", SharedMemoryConnector(config), window=1)}, lambda: 0.0),
                 {},
                 self.said[stage].extend,
+                run_aside=at_once,
             )
             for stage, engine in enumerate(self.engines)
         ]

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "K", "L")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,31 @@ ATTACKS: Final = (
         "not opened; the search ends after 3 s",
     ),
     Attack("H10", "a replica names a type or kind of output of its own making", "the attempt fails; another answers"),
+    Attack("H21", "files of the job store are read, changed, swapped or made links", "nothing is learnt; refused"),
+    Attack("H22", "records of jobs in etcd that are made up, by size, ids, names or dates", "ignored, or deleted"),
+    Attack("H23", "a client asks for the videos of another API key", "404, as for one that is not there"),
     Attack(
         "I1", "one request of 64 long prompts, of a fast engine, to a hub that can't keep up", "paused; others wait"
     ),
+    Attack("I2", "clients that read slowly, where stages hand over by pieces", "no stage keeps their slots"),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),
+    Attack(
+        "J1", "realtime events that are none, or too large, without end", "an error each, or 1009; others are served"
+    ),
+    Attack(
+        "J2", "realtime sessions send sound that they never commit, or read nothing", "bounded, each and all together"
+    ),
+    Attack(
+        "J3", "realtime sessions that stay silent, or whose key is taken back", "closed; they hold no slot of a stage"
+    ),
+    Attack(
+        "K1", "hand-offs that come late or never, dozens in one message", "others are served; their replica is ejected"
+    ),
+    Attack("K2", "a hand-off of millions of tiny lists", "refused before it is decoded"),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
     Attack("L1", "a schema that makes a library in Rust panic", "refused; a panic is an ordinary failure"),
     Attack("L2", "thousands of $ref, or of rules of a grammar, each of which names the next", "refused by their depth"),

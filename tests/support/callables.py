@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +63,13 @@ class Song(msgspec.Struct):
     pieces: list[Words] = []
 
 
+class Lines(msgspec.Struct):
+    """Words of a client, and then lines of a stage before, as they come."""
+
+    pieces: AsyncIterator[Words]
+    prompt: str = ""
+
+
 class Chat(msgspec.Struct):
     """What the client said, with its pictures."""
 
@@ -96,6 +104,40 @@ def speak(said: Words) -> Iterator[tuple[str, dict[str, str]]]:
             yield word + " ", {"text": word + " "}
     finally:
         SEEN.append("closed")
+
+
+async def recite(lines: Lines) -> AsyncIterator[tuple[str, dict[str, str]]]:
+    """As ``speak``, of words that come while it speaks; says at the end that it is over."""
+    SEEN.append("begun")
+    try:
+        for word in lines.prompt.split():
+            yield word + " ", {"text": word + " "}
+        async for line in lines.pieces:
+            for word in line.text.split():
+                if word == "FAIL":
+                    raise RuntimeError("it was told to fail")
+                yield word + " ", {"text": word + " "}
+        yield "over", {"text": "over"}
+    finally:
+        SEEN.append("closed")
+
+
+class Reciter:
+    """An object that does the same."""
+
+    async def __call__(self, lines: Lines) -> AsyncIterator[str]:
+        async for line in lines.pieces:
+            yield line.text
+
+
+async def sleepy(lines: Lines) -> AsyncIterator[str]:
+    """Waits for what nobody brings."""
+    await asyncio.sleep(0)
+    yield lines.prompt
+
+
+def no_generator(lines: Lines) -> str:
+    return lines.prompt
 
 
 def hand_on(said: Words) -> Iterator[dict[str, str]]:

@@ -114,6 +114,8 @@ class FakeReplica:
         self.acknowledges_aborts = True
         #: What it does about further segments.
         self.on_update: Callable[[FakeReplica, wire.Update], None] | None = echo_on if script is echo else None
+        #: What it does with a piece of a hand-off.
+        self.on_feed: Callable[[FakeReplica, wire.Feed], None] | None = None
         #: The number of the frame behind the last segment's end, by request.
         self.segment_ends: dict[str, int] = {}
         self._keys = keys or KeyPair.generate()
@@ -184,6 +186,8 @@ class FakeReplica:
             self.script(self, message)
         elif isinstance(message, wire.Update) and self.on_update is not None:
             self.on_update(self, message)
+        elif isinstance(message, wire.Feed) and self.on_feed is not None:
+            self.on_feed(self, message)
 
     def say(
         self, message: wire.FromReplica, socket: LoopSocket | None = None, attachments: Sequence[bytes] = ()

@@ -21,7 +21,7 @@ from prometheus_client import Counter, Histogram
 from hub.metrics import HubMetrics
 from hub.serve.vllm_omni import flags as vllm_omni_flags
 from omni_discovery.metrics.collector import REPLICA_FAMILIES, SUPERVISOR_FAMILIES, Family
-from omni_discovery.records import keys
+from omni_discovery.records import jobs, keys
 from omni_discovery.records.api_key import ApiKeyRecord
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.control import ControlSpec, HubControlSpec
@@ -461,6 +461,31 @@ _WAIT_FIELDS: Final = {
     "pid": "process id",
     "waits": "objects with `who` waits, the `reason`, and `since` when (wall clock, seconds)",
 }
+_JOB_FIELDS: Final = {
+    "schema": _SCHEMA,
+    "job_id": "the job, as in the key",
+    "state": "where it stands",
+    "created_at": "wall clock of its request, seconds",
+    "expires_at": "wall clock from which on it is deleted with its files, seconds",
+    "client": "the name of the API key that has made it; empty where none is asked for",
+    "hub": "the hub that keeps it to itself, for lack of a job store; empty: any hub may work on it",
+    "owner": "the hub that works on it; empty: none",
+    "owner_lease": "the lease that the key of that hub must have; else another may claim the job",
+    "claims": "how many times it was claimed; the files of each claim have its number",
+    "losses": "how many of its owners were lost",
+    "started_at": "wall clock of the last claim, seconds",
+    "ended_at": "wall clock of its end, seconds",
+    "secret": "the name of the key that its files are encrypted with",
+    "result": "the claim whose file holds the video, or the text of the error; 0: none",
+    "error": "the code of the error",
+    "model": "the name of the pipeline",
+    "seconds": "length, as asked for",
+    "size": "width and height, as asked for",
+}
+_PROGRESS_FIELDS: Final = {
+    "claim": "the claim that has come so far",
+    "percent": "how far",
+}
 _HUB_CONTROL_FIELDS: Final = {"revoked": "replicas drop all frames of this hub and send it nothing"}
 
 _REPLICA, _STAGE, _HUB, _WAIT = "<replica_id>", "<stage_id>", "<hub_id>", "<name>"
@@ -550,14 +575,47 @@ def key_rows() -> dict[type[Any], _Key]:
     }
 
 
+def job_rows() -> list[_Key]:
+    """Every kind of key about jobs, which have a root of their own."""
+    return [
+        _Key(
+            _key(jobs.job_key, "<job_id>"),
+            False,
+            "the record of a [job](../http-api.md#videos)",
+            "hubs",
+            "hubs",
+            jobs.JobRecord,
+            _JOB_FIELDS,
+        ),
+        _Key(
+            _key(jobs.progress_key, "<job_id>"),
+            True,
+            "how far a job is",
+            "the hub that works on it",
+            "hubs",
+            jobs.JobProgress,
+            _PROGRESS_FIELDS,
+        ),
+        _Key(
+            _key(jobs.sweep_key),
+            True,
+            "the id of the hub that deletes expired jobs, as plain text",
+            "the first hub to write it",
+            "hubs",
+            None,
+            {},
+        ),
+    ]
+
+
 _KEYS_INTRO: Final = """\
 # Keys in etcd
 
 {made}
 
-All values are JSON. Readers ignore fields that they do not know; a field that is missing has its default. A value that
-can't be read hides what it describes and nothing else. A leased key goes when its owner's lease ends. A `string` has at
-most 4096 characters unless stated otherwise.
+All values are JSON, but that of `sweep`. Readers ignore fields that they do not know; a field that is missing has its
+default. A value that can't be read hides what it describes and nothing else. A leased key goes when its owner's lease
+ends. A `string` has at most 4096 characters unless stated otherwise.
 
 How hubs and replicas use the keys, and what happens when etcd is away: [the registry](../registry.md). How to write
 control keys: [steer replicas](../operations/run.md#steer-replicas).
@@ -567,12 +625,13 @@ _LIFE: Final = {True: "while its writer's lease lasts", False: "until it is dele
 
 def keys_page() -> str:
     """docs/reference/keys.md."""
-    rows = key_rows()
+    rows = [*key_rows().values(), *job_rows()]
     lines = [_KEYS_INTRO.format(made=_MADE)]
-    head = [[code(key.path), "yes" if key.is_leased else "no", key.value] for key in rows.values()]
+    head = [[code(key.path), "yes" if key.is_leased else "no", key.value] for key in rows]
     lines += table(("key", "leased", "value"), head)
-    for key in rows.values():
-        lines += [f"## `{key.path.removeprefix('/omni/v1/<namespace>/')}`", ""]
+    for key in rows:
+        name = key.path.removeprefix("/omni/v1/<namespace>/").removeprefix(f"{jobs.JOBS_ROOT}<namespace>/")
+        lines += [f"## `{name}`", ""]
         lines += [
             f"- **Written by** {key.writers}",
             f"- **Read by** {key.readers}",

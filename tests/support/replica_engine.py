@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
@@ -47,3 +48,8 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.requests.clear()
+
+
+def at_once(run: Callable[[], None]) -> None:
+    """Fetch hand-offs in the engine's thread, so that a turn of its loop sees them."""
+    run()

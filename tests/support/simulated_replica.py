@@ -324,8 +324,8 @@ class Life:
         self._go_on(job)
 
     def _room(self, job: Job, room: wire.PieceRoom) -> None:
+        assert room.number <= job.handed, "more was taken than was made"
         job.taken[room.to_stage] = max(room.number, job.taken.get(room.to_stage, 0))
-        assert job.taken[room.to_stage] <= job.handed, "more was taken than was made"
         for piece in job.pieces if room.again else ():
             if piece.number >= min(job.taken.get(stage, 0) for stage in job.submit.stream_to):
                 self._send("output", (piece, []))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import struct
 import threading
 import wave
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
+import av
 import msgspec
 from openai import AsyncOpenAI, OpenAI
 
 from hub.api.routes import build_app
 from hub.api.server import HttpServer
+from hub.api.videos.schema import makes_videos
 from hub.async_omni import AsyncOmni
+from hub.config import HubConfig
 from omni_discovery.sockets.listen import bind
 from stage_runtime.engines.base import create_engine
+from tests.support.filming import jobs_of
 from tests.support.hub_fakes import deploy_of
 from tests.support.local_replica import LocalReplica
-from tests.support.serving import HUBS, hub_of
+from tests.support.serving import CONFIG, HUBS, hub_of
 
 #: Set where a voice that was told to wait may go on.
 GO_ON = threading.Event()
@@ -47,6 +53,8 @@ stages:
     default_sampling_params: {speaker: ann, language: English, instruct: calmly}
     final_output: audio
 """
+#: As SPEAKER, but it hears, too, and says what it was told: see ``listen``.
+LISTENER = SPEAKER.replace("speaking:think", "speaking:listen").replace("model: speaker", "model: listener")
 #: Words, and a picture of them.
 DRAWER = """
 model: drawer
@@ -86,6 +94,35 @@ def think(asked: Prompt) -> Iterator[str | dict[str, str]]:
     for word in asked.prompt.split():
         yield word + " "
     yield {"text": asked.prompt}
+
+
+class Told(Prompt):
+    """A whole conversation."""
+
+    messages: list[dict[str, Any]] = []
+
+
+def listen(told: Told) -> Iterator[str | dict[str, str]]:
+    """Say the last message, if it is a text; of a sound its length. The word ALL asks for all messages, one by one."""
+    said = [_said(message) for message in told.messages]
+    words = " ".join(said) if "ALL" in said[-1] else said[-1].partition(":")[2]
+    for word in words.split():
+        yield word + " "
+    yield {"text": words}
+
+
+def _said(message: dict[str, Any]) -> str:
+    content = message["content"]
+    parts: list[dict[str, Any]] = content if isinstance(content, list) else [{"text": content or "(call)"}]
+    words = [each["text"] if "text" in each else f"sound-of-{_length_ms(each['input_audio'])}-ms" for each in parts]
+    return f"{message['role']}:{' '.join(words)}"
+
+
+def _length_ms(sound: dict[str, str]) -> int:
+    container: Any = av.open(io.BytesIO(base64.b64decode(sound["data"])))
+    with container:
+        seconds: list[float] = [each.samples / each.sample_rate for each in container.decode(audio=0)]
+    return round(1000 * sum(seconds))
 
 
 def speak(said: Said) -> Iterator[bytes]:
@@ -148,11 +185,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(document: str) -> AsyncIterator[Served]:
+async def served(document: str, config: HubConfig = CONFIG) -> AsyncIterator[Served]:
     """Serve a document with a replica of each stage."""
     deploy = deploy_of(document)
     GO_ON.clear()
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         replicas = []
         for stage in deploy.stages:
             engine = create_engine(stage)
@@ -162,9 +199,10 @@ async def served(document: str) -> AsyncIterator[Served]:
             replicas.append(stack.enter_context(replica))
         # Else a replica whose voice waits would not end.
         stack.callback(GO_ON.set)
-        async with hub_of(document, *replicas) as omni:
+        async with hub_of(document, *replicas, config=config) as omni:
             listeners = bind("127.0.0.1", 0)
-            server = HttpServer(omni, build_app(omni, deploy, 0))
+            jobs = await stack.enter_async_context(jobs_of(omni)) if makes_videos(deploy) else None
+            server = HttpServer(omni, build_app(omni, deploy, 0, jobs))
             server.start(listeners)
             try:
                 yield Served(omni, f"http://127.0.0.1:{listeners[0].getsockname()[1]}", replicas)

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hub.api.audio.encoder import SoundFile
+from hub.api.audio.encoder import SLICE_BYTES, SoundFile, SpeechFile
 from hub.media import read_wav
 from omni_discovery.errors import EngineFailedError
 
@@ -39,16 +39,24 @@ class EncoderThreads:
 
     async def encoded(self, sound: SoundFile, file: bytes) -> AsyncIterator[bytes]:
         """For each slice of a WAV file, the bytes that are ready then; it may be none. Raise EngineFailedError."""
-        kind, frames = await self._run(lambda: read_wav(file))
+        kind, frames = await self.run(lambda: read_wav(file))
         step = sound.slice_bytes(kind)
         for start in range(0, len(frames), step):
-            yield await self._run(partial(sound.add, kind, frames[start : start + step]))
+            yield await self.run(partial(sound.add, kind, frames[start : start + step]))
 
     async def finished(self, sound: SoundFile) -> bytes:
         """End the sound; return its last bytes. Raise EngineFailedError."""
-        return await self._run(sound.finish)
+        return await self.run(sound.finish)
 
-    async def _run(self, work: Callable[[], _Made]) -> _Made:
+    async def speech_file(self, samples: bytes) -> bytes:
+        """Samples of PCM16 as one small file, see SpeechFile. Raise EngineFailedError."""
+        file = SpeechFile()
+        slices = (samples[start : start + SLICE_BYTES] for start in range(0, len(samples), SLICE_BYTES))
+        made = [await self.run(partial(file.add, each)) for each in slices]
+        return b"".join([*made, await self.run(file.finish)])
+
+    async def run(self, work: Callable[[], _Made]) -> _Made:
+        """What a piece of work returns. Raise EngineFailedError if it fails or takes too long."""
         running = self._pool.submit(work)
         try:
             async with asyncio.timeout(self._slice_s):
@@ -58,7 +66,7 @@ class EncoderThreads:
             reason = f"a piece of sound was not encoded within {self._slice_s:g} s: this hub's host is overloaded"
             raise EngineFailedError(reason) from error
         except ImportError as error:
-            raise EngineFailedError(f"to bring this sound to 24 kHz takes PyAV on the hub's host: {error}") from error
+            raise EngineFailedError(f"to encode this sound takes PyAV on the hub's host: {error}") from error
         except (ValueError, OSError) as error:
             # FFmpeg's errors are of these types.
             raise EngineFailedError(f"the sound can't be encoded: {error}") from error

@@ -279,8 +279,9 @@ async def _event(make_chunk: Callable[[], dict[str, Any]], size_bytes: int) -> b
 
 
 def image_part(data: bytes, mime: str) -> dict[str, Any]:
-    """An image as OpenAI's clients expect it: a data URL."""
-    return {"type": "image_url", "image_url": {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
+    """An image as OpenAI's clients expect it: a data URL. A video in the same form, as vLLM's clients send theirs."""
+    kind = "video_url" if mime.startswith("video/") else "image_url"
+    return {"type": kind, kind: {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
 
 
 def shown_logprobs(places: Sequence[TokenLogprobs], top: int) -> dict[str, Any]:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 #: What anybody may read where keys are asked for.
 PROBES: Final = frozenset({"/health", "/ping", "/ready"})
 _METRICS: Final = "/metrics"
-#: The key in the ASGI scope of whether details are shown.
+#: The keys in the ASGI scope of whether details are shown, and of what tells whether the client's key is still one.
 _TRUSTED: Final = "omni.trusted"
+_STILL: Final = "omni.still_opens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,12 @@ def is_metrics(path: str) -> bool:
 def is_trusted(scope: Scope) -> bool:
     """Whether the client may see details: it has a key, or none is asked for."""
     return bool(scope.get(_TRUSTED, True))
+
+
+def still_opens(scope: Scope) -> bool:
+    """Whether the key that a connection came in with opens its door even now: keys may be taken back meanwhile."""
+    check: Callable[[], bool] | None = scope.get(_STILL)
+    return check is None or check()
 
 
 class Door:
@@ -102,6 +109,8 @@ class Door:
         if name is not None:
             exchange_of(scope).key = name
             self._count_key(name)
+        if ring is not None and name is not None:
+            scope[_STILL] = lambda: ring.name_of(key) is not None
         if ring is None or name is not None:
             return None
         if ring.awaits_etcd:

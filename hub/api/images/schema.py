@@ -132,7 +132,7 @@ def _read_fields(parts: Sequence[Part]) -> tuple[dict[str, Any], dict[str, list[
     urls: dict[str, list[str]] = {}
     for part in parts:
         if part.name in _FILES:
-            urls.setdefault(_FILES[part.name], []).append(_url_of(part))
+            urls.setdefault(_FILES[part.name], []).append(url_of_part(part))
         elif part.is_file:
             raise InvalidRequestError(f"'{part.name}' is a file; there are files 'image' and 'mask'")
         elif part.name in fields:
@@ -153,7 +153,7 @@ def _check(request: ImageFields, neutral: dict[str, tuple[Any, ...]]) -> None:
         raise InvalidRequestError("'partial_images' needs 'stream': true")
 
 
-def _url_of(part: Part) -> str:
+def url_of_part(part: Part) -> str:
     """The file of a picture as a ``data:`` URL; its first bytes say its kind, whatever the client has called it."""
     if not part.is_file:
         raise InvalidRequestError(

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 #: How long a fetch waits for a descriptor where the metadata name no time-out, and how often it looks.
 _DESCRIPTORS_S: Final = 5.0
 _TRY_EVERY_S: Final = 0.05
+#: What is read without a wait: twice what travels in metadata unless a document says otherwise.
+_MOST_INLINE_BYTES: Final = 1 << 17
 
 
 class StoringConnector(OmniConnectorBase):
@@ -128,6 +130,11 @@ class StoringConnector(OmniConnectorBase):
         with self._lock:
             self._gets += 1
         return got
+
+    def is_inline(self, metadata: Mapping[str, Any]) -> bool:
+        """See OmniConnectorBase."""
+        inline = metadata.get("inline")
+        return isinstance(inline, bytes) and len(inline) <= _MOST_INLINE_BYTES
 
     def _fetch_late(self, edge: tuple[str, str, str], metadata: dict[str, Any]) -> tuple[Loan, Any] | None:
         """Fetch; try again until the time-out while there is no descriptor left: those of strangers come back soon."""

@@ -52,7 +52,9 @@ def main() -> None:
     for name, score in thinker.items():
         for line in score.wrong:
             console.print(f"{name}: {line}", markup=False)
+    kept = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     figures = {
+        **kept,
         "painter": {name: round(value, 5) for name, value in asdict(painter).items()},
         "thinker": {name: {**asdict(score), "share": round(score.share, 5)} for name, score in thinker.items()},
     }

@@ -87,7 +87,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, plan: Plan) -> Iterator[tuple[Te
         chunks = list(_chunks(pairs, plan))
         rng.shuffle(chunks)
         for chunk in chunks:
-            yield _pad(chunk, tokenizer.pad_token_id)
+            yield pad_pairs(chunk, tokenizer.pad_token_id)
 
 
 def _chunks(pairs: list[Pair], plan: Plan) -> Iterator[list[Pair]]:
@@ -100,7 +100,8 @@ def _chunks(pairs: list[Pair], plan: Plan) -> Iterator[list[Pair]]:
             start = end
 
 
-def _pad(pairs: list[Pair], pad_token_id: int) -> tuple[Tensor, Tensor]:
+def pad_pairs(pairs: list[Pair], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """Return token ids, padded on the right, and labels: of each answer's place, the token that follows."""
     width = max(len(asked) + len(answer) for asked, answer in pairs)
     inputs = torch.full((len(pairs), width), pad_token_id)
     labels = torch.full((len(pairs), width), _IGNORED)
@@ -121,8 +122,8 @@ def answer_loss(model: LlamaForCausalLM, inputs: Tensor, labels: Tensor) -> Tens
     return functional.cross_entropy(logits.float(), labels.flatten()[places])
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Plan) -> None:
-    """Train in place: Muon for the matrices, Adam for embeddings, norms and biases."""
+def train(model: LlamaForCausalLM, examples: Iterator[tuple[Tensor, Tensor]], plan: Plan) -> None:
+    """Train in place on (token ids, labels): Muon for the matrices, Adam for embeddings, norms and biases."""
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     optimizers = [
@@ -134,7 +135,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, plan: Pla
     # The fused attention of torch is slower than the plain one here: its backward on a CPU takes half of a step.
     model.set_attn_implementation("eager")
     model.train()
-    for step, (inputs, labels) in zip(range(1, plan.steps + 1), batches(tokenizer, plan), strict=False):
+    for step, (inputs, labels) in zip(range(1, plan.steps + 1), examples, strict=False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = answer_loss(model, inputs, labels)
         torch.autograd.backward(loss)
@@ -185,7 +186,7 @@ def main() -> None:
         halved = load_file(arguments.polish / "model.safetensors")
         # The output weights are the embedding's, so the file holds them once.
         model.load_state_dict({name: tensor.float() for name, tensor in halved.items()}, strict=False)
-    train(model, tokenizer, plan)
+    train(model, batches(tokenizer, plan), plan)
     save(model, tokenizer, arguments.out)
 
 

@@ -21,9 +21,11 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.callable.live_pieces import Driven, LivePieces
 from stage_runtime.engines.callable.target import Target, TorchArgs, check_target, find_target, load_target, source_hash
 from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.files import code_version, npy_of, png_of, wav_of
+from stage_runtime.engines.media.encode import mp4_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +35,10 @@ _PNG: Final = b"\x89PNG\r\n\x1a\n"
 class ValueReader:
     """Turns values of user code into outputs. ``shows`` is the stage's final_output, e.g. ``text`` or ``none``."""
 
-    def __init__(self, shows: str, sample_rate_hz: int) -> None:
+    def __init__(self, shows: str, sample_rate_hz: int, frame_rate_hz: int = 24) -> None:
         self._shows = shows
         self._sample_rate_hz = sample_rate_hz
+        self._frame_rate_hz = frame_rate_hz
 
     def read(self, key: str, value: Any) -> Iterator[EngineOutput | Mapping[str, Any]]:
         """One value as outputs for the client, and as mappings for the next stages.
@@ -66,6 +69,8 @@ class ValueReader:
     def _array(self, key: str, value: Any) -> EngineOutput | Mapping[str, Any]:
         if self._shows == "audio":
             return EngineOutput(key, audio_wav=wav_of(value, self._sample_rate_hz))
+        if self._shows == "video":
+            return EngineOutput(key, video_mp4=mp4_of(value, self._frame_rate_hz))
         if self._shows == "embedding":
             return EngineOutput(key, pooled_npy=npy_of(value))
         return {"tensor": value}
@@ -77,7 +82,10 @@ class ValueReader:
         if value[:4] == b"RIFF" and value[8:12] == b"WAVE":
             self._must_show("audio", "sound")
             return EngineOutput(key, audio_wav=value)
-        raise TypeError(f"{len(value)} bytes that are no PNG and no WAV file can't be put out; {self._right}")
+        if value[4:8] == b"ftyp":
+            self._must_show("video", "a video")
+            return EngineOutput(key, video_mp4=value)
+        raise TypeError(f"{len(value)} bytes that are no PNG, WAV or MP4 file can't be put out; {self._right}")
 
     def _must_show(self, modality: str, what: str) -> None:
         if self._shows != modality:
@@ -89,6 +97,7 @@ class ValueReader:
             "text": "a str, and ",
             "image": "a PIL image or the bytes of a PNG file, and ",
             "audio": "a row of floats or the bytes of a WAV file, and ",
+            "video": "bytes of shape (frames, height, width, 3) or those of an MP4 file, and ",
             "embedding": "an array of numbers, and ",
         }
         return f"return {shown.get(self._shows, '')}a mapping to hand over"
@@ -116,12 +125,27 @@ class _Task:
     #: The callable's argument.
     argument: Any
     #: What a generator function returned.
-    pieces: Iterator[Any] | None = None
+    pieces: Iterator[Any] | Driven | None = None
+    #: The pieces of an earlier stage that it reads as they come.
+    live: LivePieces | None = None
+    #: It stands still until the next of these pieces.
+    is_waiting: bool = False
     #: What is to be handed over at the end.
     handed: list[_Handed] = field(default_factory=list)
     is_paused: bool = False
     #: A batch with this request has failed: it is called alone.
     is_alone: bool = False
+
+
+@dataclass(slots=True)
+class _Collected:
+    """A request whose input can't be read before all pieces of it are there."""
+
+    request: StageRequest
+    #: By stage, and the stages that have not ended.
+    pieces: dict[int, list[_Handed]]
+    owed: set[int]
+    is_paused: bool = False
 
 
 class TorchEngine:
@@ -131,12 +155,14 @@ class TorchEngine:
         self._stage = stage
         self._args = checked_args(stage, TorchArgs)
         check_target(stage, self._args)
-        self._value_reader = ValueReader(stage.final_output, self._args.sample_rate_hz)
+        self._value_reader = ValueReader(stage.final_output, self._args.sample_rate_hz, self._args.frame_rate_hz)
         self._target: Target | None = None
         #: By request key: at most ``capacity`` running, in the order of their turns; the others wait.
         self._running: dict[str, _Task] = {}
         self._waiting: dict[str, _Task] = {}
+        self._collected: dict[str, _Collected] = {}
         self._said: list[EngineOutput] = []
+        self._has_said_that_it_waits = False
 
     @property
     def capacity(self) -> int:
@@ -180,9 +206,38 @@ class TorchEngine:
 
     def add(self, request: StageRequest) -> None:
         """See Engine."""
-        if request.key in self._running or request.key in self._waiting:
+        if any(request.key in known for known in (self._running, self._waiting, self._collected)):
             raise InvalidRequestError("the request is running already")
-        self._waiting[request.key] = _Task(request, self._loaded.takes.read(request))
+        takes = self._loaded.takes
+        if takes.takes_live_pieces:
+            live = takes.live_pieces()
+            self._waiting[request.key] = _Task(request, takes.read(request, live), live=live)
+        elif request.stream_from:
+            self._say_that_it_waits()
+            stages = request.stream_from
+            self._collected[request.key] = _Collected(request, {stage: [] for stage in stages}, set(stages))
+        else:
+            self._waiting[request.key] = _Task(request, takes.read(request))
+
+    def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
+        """See PieceEngine."""
+        if key in self._collected:
+            self._collect(self._collected[key], from_stage, piece, is_last=is_last)
+            return
+        task = self._running.get(key) or self._waiting.get(key)
+        if task is None or task.live is None:
+            return
+        if piece is not None:
+            task.live.put(piece)
+        if is_last:
+            task.live.end()
+        task.is_waiting = False
+
+    def wants(self, key: str, from_stage: int) -> bool:
+        """See PieceEngine. All pieces are wanted at once where they are only of use together."""
+        del from_stage
+        task = self._running.get(key) or self._waiting.get(key)
+        return task is None or task.live is None or task.live.wants
 
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is a call of its own."""
@@ -190,15 +245,16 @@ class TorchEngine:
 
     def pause(self, key: str, paused: bool) -> None:
         """See PieceEngine."""
-        task = self._running.get(key) or self._waiting.get(key)
-        if task is not None:
-            task.is_paused = paused
+        known = self._running.get(key) or self._waiting.get(key) or self._collected.get(key)
+        if known is not None:
+            known.is_paused = paused
 
     def abort(self, key: str) -> None:
         """See Engine. A generator is closed: what it has in ``finally`` runs."""
         task = self._running.pop(key, None) or self._waiting.pop(key, None)
         if task is not None:
             _close(task)
+        if task is not None or self._collected.pop(key, None) is not None:
             self._said.append(EngineOutput(key, finish_reason="abort"))
 
     def has_unfinished(self) -> bool:
@@ -220,6 +276,7 @@ class TorchEngine:
             _close(task)
         self._running.clear()
         self._waiting.clear()
+        self._collected.clear()
         self._said.clear()
         self._target = None
 
@@ -229,11 +286,37 @@ class TorchEngine:
             raise RuntimeError("the engine is not loaded")
         return self._target
 
+    def _say_that_it_waits(self) -> None:
+        if not self._has_said_that_it_waits:
+            self._has_said_that_it_waits = True
+            logger.warning(
+                "torch.waits_for_all_pieces target=%s: the hand-off comes in pieces, and the call begins with the last;"
+                " an input with a field 'pieces: AsyncIterator[...]' reads them as they come",
+                self._args.target,
+            )
+
+    def _collect(
+        self, collected: _Collected, from_stage: int, piece: Mapping[str, Any] | None, *, is_last: bool
+    ) -> None:
+        """Keep a piece; when all are there, the request begins. Raise InvalidRequestError if they don't fit."""
+        if piece is not None:
+            collected.pieces[from_stage].append(piece)
+        if is_last:
+            collected.owed.discard(from_stage)
+        if collected.owed:
+            return
+        request = collected.request
+        del self._collected[request.key]
+        whole = {stage: {"pieces": pieces} for stage, pieces in collected.pieces.items()}
+        request = replace(request, payloads=dict(sorted({**request.payloads, **whole}.items())))
+        argument = self._loaded.takes.read(request)
+        self._waiting[request.key] = _Task(request, argument, is_paused=collected.is_paused)
+
     def _ready(self) -> list[_Task]:
-        """The running requests that are not paused; waiting ones start running first, as there is room."""
+        """The running requests that can go on; waiting ones start running first, as there is room."""
         for key in list(islice(self._waiting, max(0, self._args.capacity - len(self._running)))):
             self._running[key] = self._waiting.pop(key)
-        return [task for task in self._running.values() if not task.is_paused]
+        return [task for task in self._running.values() if not (task.is_paused or task.is_waiting)]
 
     def _take_turn(self, task: _Task) -> list[EngineOutput]:
         key = task.request.key
@@ -242,16 +325,27 @@ class TorchEngine:
         try:
             if task.pieces is None:
                 made = self._loaded.call(task.argument)
-                if not isinstance(made, Iterator):
+                if task.live is not None:
+                    task.pieces = Driven(made)
+                elif isinstance(made, Iterator):
+                    task.pieces = made
+                else:
                     return self._end(task, made)
-                task.pieces = made
             try:
+                if isinstance(task.pieces, Driven):
+                    return self._advance(task, task.pieces)
                 piece = next(task.pieces)
             except StopIteration as end:
                 return self._end(task, end.value)
             return self._outputs_of(task, piece)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything, at its request's cost
             return self._fail(task, error)
+
+    def _advance(self, task: _Task, pieces: Driven) -> list[EngineOutput]:
+        """The next value of an asynchronous generator, or nothing where it needs a piece first."""
+        values = pieces.advance()
+        task.is_waiting = not values
+        return [output for value in values for output in self._outputs_of(task, value)]
 
     def _call_batch(self, ready: list[_Task]) -> list[EngineOutput]:
         tasks = [task for task in ready if task.is_alone][:1] or ready

@@ -38,6 +38,8 @@ class TorchArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str = ""
     #: Sample rate of the sound that an audio stage returns.
     sample_rate_hz: Annotated[int, Meta(ge=LEAST_RATE_HZ, le=MOST_RATE_HZ)] = 24_000
+    #: Of the frames that a stage of video returns.
+    frame_rate_hz: Annotated[int, Meta(ge=1, le=240)] = 24
     #: The voices that clients are shown; the callable's field ``speaker`` gets the one that they name.
     voices: tuple[str, ...] = ()
 
@@ -179,8 +181,6 @@ def _input_kind(stage: StageConfig, args: TorchArgs, call: Any) -> type:
         parameters = list(inspect.signature(call, eval_str=True).parameters.values())
     except (NameError, TypeError, ValueError, SyntaxError) as error:
         raise _wrong(stage, f"{args.target!r}: its parameters can't be read ({error}); {hint}") from error
-    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
-        raise _wrong(stage, f"{args.target!r} is asynchronous; write it as an ordinary function or generator")
     needed = [each for each in parameters if each.default is each.empty and each.kind not in _STARRED]
     if len(needed) != 1 or needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise _wrong(stage, f"{args.target!r} needs {len(needed)} parameters; {hint}")
@@ -190,7 +190,25 @@ def _input_kind(stage: StageConfig, args: TorchArgs, call: Any) -> type:
     if not _is_typed(kind):
         raise _wrong(stage, f"{args.target!r}: the type of {needed[0].name!r} is not known; {hint}")
     found: type = kind
+    _check_asynchronous(stage, args, call, takes_live=TypedInput(found, "cpu").takes_live_pieces)
     return found
+
+
+def _check_asynchronous(stage: StageConfig, args: TorchArgs, call: Any, *, takes_live: bool) -> None:
+    """Raise ConfigError unless the callable is an asynchronous generator where it reads live pieces, and only there."""
+    is_generator = inspect.isasyncgenfunction(call) or inspect.isasyncgenfunction(getattr(call, "__call__", None))  # noqa: B004
+    if takes_live and (args.batch or not is_generator):
+        raise _wrong(
+            stage,
+            f"{args.target!r} has an input with pieces: AsyncIterator; write it as 'async def' with 'async for piece in"
+            " ...pieces' and 'yield', without batch",
+        )
+    if not takes_live and (is_generator or inspect.iscoroutinefunction(call)):
+        raise _wrong(
+            stage,
+            f"{args.target!r} is asynchronous; write it as an ordinary function or generator, or give its input a field"
+            " pieces: AsyncIterator[...], to read the pieces of a hand-off as they come",
+        )
 
 
 _STARRED: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Mapping
-from typing import Any, Final, get_origin
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect as shapes
@@ -15,6 +15,7 @@ from omni_discovery.data_urls import FILE_PARTS, file_parts
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.callable.live_pieces import LivePieces
 
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
@@ -37,31 +38,59 @@ class TypedInput:
             raise ConfigError(f"the input {kind.__name__} can't be read: {error}") from error
         fields: tuple[shapes.Field, ...] = getattr(shape, "fields", ())
         self._fields = {field.encode_name: field.type for field in fields}
+        self._piece = self._kind_of_piece()
+
+    @property
+    def takes_live_pieces(self) -> bool:
+        """Whether the type has a field ``pieces`` that is read piece by piece, while they come."""
+        pieces = self._fields.get("pieces")
+        return isinstance(pieces, shapes.CustomType) and pieces.cls is AsyncIterator
+
+    def live_pieces(self) -> LivePieces:
+        """What the field ``pieces`` of one request gets."""
+        return LivePieces(self._read_piece)
 
     @property
     def takes_companions(self) -> bool:
         """Whether the type has a field for the hand-offs of a request's companions."""
         return "companions" in self._fields
 
-    def read(self, request: StageRequest) -> Any:
-        """The callable's argument for a request. Raise InvalidRequestError that names the wrong field."""
+    def read(self, request: StageRequest, live: LivePieces | None = None) -> Any:
+        """The callable's argument for a request. Raise InvalidRequestError that names the wrong field.
+
+        ``live`` has the pieces of an input that takes them live; hand-offs that are there already are put into it.
+        """
         given = {name: value for name, value in request.params.items() if value is not None}
         unknown = next((name for name in given if name not in self._fields and name != "seed"), None)
         if unknown is not None:
             raise InvalidRequestError(f"the parameter {unknown!r} is not known to this stage")
         given |= {name: value for name, value in request.inputs.items() if value is not None}
         self._check_files(request)
-        handed = self._handed(request)
+        handed = self._handed(request) if live is None else {"pieces": _put_all(request, live)}
         given |= handed
         if "prompt" in self._fields and "prompt" not in given and "messages" in given:
             given["prompt"] = _last_text(given["messages"])
         if "seed" in self._fields and "seed" not in given:
             given["seed"] = seed_of(request.request_id)
+        return self._filled(given, handed)
+
+    def _filled(self, given: Mapping[str, Any], handed: Mapping[str, Any]) -> Any:
         values = {name: self._plain(name, given[name]) for name in self._fields if name in given}
         try:
             return msgspec.convert(values, self._kind, dec_hook=self._convert, str_keys=True)
         except msgspec.ValidationError as error:
             raise InvalidRequestError(_located(str(error), handed)) from error
+
+    def _kind_of_piece(self) -> TypedInput | None:
+        """What each of the live pieces is; None if that is not told, or is no struct."""
+        if not self.takes_live_pieces:
+            return None
+        told = get_args(get_type_hints(self._kind)["pieces"])
+        is_typed = bool(told) and (hasattr(told[0], "__struct_fields__") or hasattr(told[0], "__dataclass_fields__"))
+        return TypedInput(told[0], self._device) if is_typed else None
+
+    def _read_piece(self, piece: Mapping[str, Any]) -> Any:
+        return piece if self._piece is None else self._piece._filled(piece, piece)  # noqa: SLF001 - our own class
 
     def _check_files(self, request: StageRequest) -> None:
         """Raise InvalidRequestError if a picture, or another file, of the client would be ignored."""
@@ -113,6 +142,20 @@ class TypedInput:
             return torch.as_tensor(value, device=self._device)
         except (RuntimeError, OverflowError) as error:
             raise ValueError(f"no tensor: {error}") from error
+
+
+def _put_all(request: StageRequest, live: LivePieces) -> LivePieces:
+    """The live pieces of a request, with those in them that are there already."""
+    stages = {*request.payloads, *request.stream_from}
+    if len(stages) > 1:
+        raise InvalidRequestError(f"pieces: they come one by one from a single stage, here {len(stages)} hand over")
+    for payload in request.payloads.values():
+        whole = set(payload) == {"pieces"} and isinstance(payload["pieces"], list)
+        for piece in payload["pieces"] if whole else (payload,):
+            live.put(piece)
+    if not request.stream_from:
+        live.end()
+    return live
 
 
 _LISTS: Final = (shapes.ListType, shapes.VarTupleType, shapes.TupleType, shapes.SetType, shapes.FrozenSetType)

@@ -28,7 +28,14 @@ stages:
     final_output: audio
     input_from: [0]
   - {stage_id: 2, engine: echo, engine_args: {modality: image}, final_output: image, input_from: [0]}
+  - stage_id: 3
+    engine: torch
+    engine_args: {target: "tests.support.filming:film", capacity: 8}
+    final_output: video
+    input_from: [0]
 """
+#: The id of a video in the page's examples.
+EXAMPLE_ID = f"video_{0:032x}"
 
 
 @pytest.fixture
@@ -47,6 +54,8 @@ def request_of(command: str) -> dict[str, Any]:
             case "-H":
                 key, _, text = value.partition(": ")
                 asked["headers"][key] = text
+            case "-X":
+                asked["method"] = value
             case "-d":
                 asked |= {"method": "POST", "content": value}
             case "-F":
@@ -59,6 +68,17 @@ def request_of(command: str) -> dict[str, Any]:
     return asked
 
 
+async def made_video(hub: Served) -> str:
+    """The id of a video that is there."""
+    async with httpx.AsyncClient(timeout=30.0) as http, asyncio.timeout(30.0):
+        video = (await http.post(f"{hub.address}/v1/videos", json={"prompt": "a cat"})).json()
+        while video["status"] != "completed":
+            assert video["error"] is None
+            await asyncio.sleep(0.05)
+            video = (await http.get(f"{hub.address}/v1/videos/{video['id']}")).json()
+        return str(video["id"])
+
+
 async def test_each_example_of_the_page_works_as_it_stands(hub: Served) -> None:
     """They are sent to the address that the page names, which is the one it was asked at."""
     async with httpx.AsyncClient(timeout=30.0) as http:
@@ -68,8 +88,9 @@ async def test_each_example_of_the_page_works_as_it_stands(hub: Served) -> None:
         document = (await http.get(f"{hub.address}/openapi.json")).json()
         commands = [unescape(each) for each in re.findall("<pre>(.*?)</pre>", page.text, re.DOTALL)]
         assert len(commands) == sum(len(methods) for methods in document["paths"].values())
+        video_id = await made_video(hub)
         for command in commands:
-            asked = request_of(command)
+            asked = request_of(command.replace(EXAMPLE_ID, video_id))
             assert asked["url"].startswith(hub.address + "/")
             answer = await http.request(**asked)
             assert (answer.status_code, answer.content != b"") == (200, True), command

@@ -119,13 +119,16 @@ def test_the_openai_client_gets_in_with_its_key_and_an_error_of_its_own_without(
 
 
 async def test_a_websocket_gets_a_401_in_place_of_its_handshake(served: Served) -> None:
-    url = f"{served.url.replace('https', 'wss')}/v1/stream"
     context = ssl.create_default_context(cafile=served.pems.ca)
-    for headers in ({}, bearer("wrong")):
-        with pytest.raises(InvalidStatus) as caught:
-            await connect(url, ssl=context, additional_headers=headers)
-        assert caught.value.response.status_code == 401
-        assert b"invalid_api_key" in (caught.value.response.body or b"")
+    url, realtime = (f"{served.url.replace('https', 'wss')}/v1/{path}" for path in ("stream", "realtime"))
+    for address in (url, realtime):
+        for headers in ({}, bearer("wrong")):
+            with pytest.raises(InvalidStatus) as caught:
+                await connect(address, ssl=context, additional_headers=headers)
+            assert caught.value.response.status_code == 401
+            assert b"invalid_api_key" in (caught.value.response.body or b"")
+    async with asyncio.timeout(30.0), connect(realtime, ssl=context, additional_headers=bearer(IN_FILE)) as client:
+        assert json.loads(await client.recv())["type"] == "session.created"
     async with asyncio.timeout(30.0), connect(url, ssl=context, additional_headers=bearer(IN_FILE)) as client:
         await client.send(json.dumps({"type": "segment", "prompt": "hello", "last": True}))
         frames = [json.loads(frame) async for frame in client]

@@ -26,7 +26,7 @@ positive_data_acceptance.enabled = false
 # A time-out of a nanosecond is a number above 0.
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]
 """
-FLAGS = "--phases examples,coverage,fuzzing --max-examples 10 --seed 1 --no-shrink --continue-on-failure --workers 4"
+FLAGS = "--phases examples,coverage,fuzzing --max-examples 10 --seed 1 --no-shrink --continue-on-failure --workers 1"
 #: Only there so that a hub that hangs ends the test.
 TIMEOUT_S = 500.0
 

@@ -407,14 +407,15 @@ def test_a_body_that_is_not_said_to_be_json_is_not_read(hub: Hub) -> None:
 def test_pages_of_other_sites_are_refused(hub: Hub) -> None:
     """By a foreign Origin, and by a name that was made to lead here; a page that is allowed may read its answers."""
     chat, body = f"{hub.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}
-    address = hub.url.replace("http", "ws", 1) + "/v1/stream"
+    addresses = [hub.url.replace("http", "ws", 1) + path for path in ("/v1/stream", "/v1/realtime")]
     for origin in ("https://evil.example", "null", "https://good.example.evil.example"):
         answer = httpx.post(chat, json=body, headers={"Origin": origin})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
         assert "access-control-allow-origin" not in answer.headers
-        with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers={"Origin": origin}):
-            pass
-        assert refused.value.response.status_code == 403
+        for address in addresses:
+            with pytest.raises(InvalidStatus) as refused, connect(address, additional_headers={"Origin": origin}):
+                pass
+            assert refused.value.response.status_code == 403
     for path in ("/v1/models", "/metrics", "/v1/chat/completions"):
         answer = httpx.get(hub.url + path, headers={"Host": "evil.example"})
         assert answer.status_code == 403

@@ -13,11 +13,12 @@ from hub.output_queue import OutputQueue
 from omni_discovery import wire
 from omni_discovery.errors import DeadlineExceededError
 from tests.support.child_replica import ChildReplica
-from tests.support.hub_fakes import QUICK, FakeReplica, collect, running_hub, show, text_of, until
+from tests.support.hub_fakes import QUICK, FakeReplica, collect, deploy_of, running_hub, show, text_of, until
 from tests.support.local_replica import LocalReplica
 from tests.support.serving import HUBS, hub_of
 
 ONE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+PIECES = "async_chunk: true\nstages: [{stage_id: 0, engine: echo}, {stage_id: 1, engine: echo, final_output: text}]"
 CONFIG = replace(QUICK, request_timeout_s=60.0, max_queued_outputs=16, accept_timeout_s=2.0, accept_limit_s=10.0)
 WORDS, DELAY_S = 2000, 0.0005
 TEXT = " ".join(f"w{number}" for number in range(WORDS))
@@ -162,3 +163,25 @@ async def test_a_client_that_does_not_read_gives_its_slot_to_others() -> None:
             rest, others = await asyncio.gather(collect(slow), collect(late))
             assert text_of([*outputs, *rest]) == text_of([*more, *others]) == TEXT
             await until(lambda: book.free + book.unspent == 1)
+
+
+@pytest.mark.attack("I2")
+async def test_a_client_that_does_not_read_keeps_no_slot_of_a_stage_that_feeds_the_last_by_pieces() -> None:
+    """1. stage 0 has one slot and feeds stage 1 piece by piece; a client takes the first word of two thousand
+    2. both stages stand still; another client is served in the slot of stage 0 again and again
+    3. the first reads: every word, once and in order, and the slot is free again
+    """
+    with ExitStack() as stack:
+        first = stack.enter_context(LocalReplica(HUBS, capacity=1, delay_s=DELAY_S, deploy=deploy_of(PIECES)))
+        second = stack.enter_context(
+            LocalReplica(HUBS, stage_id=1, epoch=71, capacity=8, delay_s=DELAY_S, deploy=deploy_of(PIECES))
+        )
+        async with hub_of(PIECES, first, second, config=CONFIG) as omni:
+            book = first.server._sessions._credits
+            slow = omni.generate({"prompt": TEXT})
+            outputs = [await anext(slow)]
+            await until(lambda: stands_still(first) and stands_still(second), 30.0)
+            for number in range(5):
+                assert text_of(await collect(omni.generate({"prompt": f"other {number}"}))) == f"other {number}"
+            assert text_of([*outputs, *await collect(slow)]) == TEXT
+            await until(lambda: book.free + book.unspent == 1, 30.0)

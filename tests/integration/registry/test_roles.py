@@ -15,7 +15,8 @@ from omni_discovery.errors import RegistryDeniedError
 from omni_discovery.etcd.admin import grant_roles
 from omni_discovery.etcd.config import RegistrySecurity
 from omni_discovery.etcd.store import EtcdKV
-from omni_discovery.records import keys
+from omni_discovery.kv import Held
+from omni_discovery.records import jobs, keys
 from omni_discovery.records.roles import API_KEYS, OPEN_FAMILIES, WRITES
 from omni_discovery.view.families import NamespaceReader
 from tests.support.binaries import require_debian_etcd, wheel_etcd
@@ -83,6 +84,30 @@ async def test_a_role_writes_its_own_families_and_etcd_refuses_it_all_others(sec
         for other in (keys.pipeline_key("beta"), keys.replica_key("beta", 0, 0), "/omni/v1/alphabet/pipeline"):
             with pytest.raises(RegistryDeniedError):
                 await kv.get(other)
+
+
+@pytest.mark.attack("H22")
+@pytest.mark.parametrize("role", WRITES)
+async def test_only_hubs_reach_the_jobs_of_their_namespace(secured: EtcdServer, role: str) -> None:
+    """Also by the condition of a write, which reads the key that it names."""
+    key, record = jobs.job_key(NS, f"video_{1:032x}"), KEYS["hubs/"]
+    async with connected(secured, role) as kv:
+        if role == "hub":
+            lease_id = (await kv.grant(30.0)).lease_id
+            await kv.put(record, b"{}", lease_id)
+            made = await kv.create(key, b"{}")
+            assert made.won
+            held = Held(record, lease_id)
+            assert (await kv.compare_and_put(key, b"{}", made.revision, held=held)).won
+            assert await kv.delete(key)
+            await kv.revoke(lease_id)
+        else:
+            for refused in (kv.get(key), kv.put(key, b"{}"), kv.list(jobs.jobs_prefix(NS)), kv.delete(key)):
+                with pytest.raises(RegistryDeniedError):
+                    await refused
+        for refused in (kv.get(jobs.job_key("beta", "video_1")), kv.list(jobs.JOBS_ROOT)):
+            with pytest.raises(RegistryDeniedError):
+                await refused
 
 
 @pytest.mark.attack("A3")

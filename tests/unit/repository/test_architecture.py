@@ -63,6 +63,7 @@ LAYERS = {
         ("replicas", "metrics"),
         ("orchestrator",),
         ("async_omni", "output_queue", "engine_control", "results"),
+        ("jobs",),
         ("api",),
         ("serve",),
         ("cli", "command", "omni", "joining"),

@@ -34,9 +34,9 @@ def test_every_entry_point_names_what_there_is(point: EntryPoint) -> None:
     assert callable(point.load())
 
 
-def test_the_wheel_holds_the_packages_with_their_types_and_leaves_training_out() -> None:
+def test_the_wheel_holds_the_packages_with_their_types_and_leaves_training_and_speech_out() -> None:
     assert all((ROOT / package / "py.typed").exists() for package in WHEEL["packages"])
-    assert WHEEL["exclude"] == ["stage_runtime/demo/training"]
+    assert WHEEL["exclude"] == [f"stage_runtime/demo/{name}" for name in ("training", "talker", "vocoder")]
 
 
 def test_nothing_in_the_wheel_imports_what_it_leaves_out() -> None:

@@ -70,6 +70,23 @@ def test_the_schemas_take_what_the_routes_take(described: dict[str, Any], path: 
         Draft202012Validator(schema).validate(bad)
 
 
+def test_videos_are_described_as_json_and_as_a_form(described: dict[str, Any]) -> None:
+    """A form has a file in the place of a URL, and empty texts for what is left out."""
+    content = described["paths"]["/v1/videos"]["post"]["requestBody"]["content"]
+    as_json, as_form = (
+        Draft202012Validator({**content[kind]["schema"], "components": described["components"]})
+        for kind in ("application/json", "multipart/form-data")
+    )
+    as_json.validate({"prompt": "a cat", "seconds": 4, "input_reference": {"image_url": "data:image/png;base64,AA"}})
+    as_form.validate({"prompt": "a cat", "seconds": "4", "size": "", "input_reference": "file"})
+    for wrong in ({"prompt": "a cat", "size": ""}, {"prompt": "a cat", "seconds": 0}, {}):
+        assert not as_json.is_valid(wrong)
+    for wrong in ({"prompt": ""}, {"prompt": "a cat", "size": "big"}):
+        assert not as_form.is_valid(wrong)
+    (limit,) = (each for each in described["paths"]["/v1/videos"]["get"]["parameters"] if each["name"] == "limit")
+    assert limit["schema"] == {"type": "integer", "minimum": 1, "maximum": 100, "default": 20}
+
+
 def test_errors_have_openais_body(described: dict[str, Any]) -> None:
     failed = described["paths"]["/v1/completions"]["post"]["responses"]["default"]["content"]["application/json"]
     answer = TestClient(APP).post("/v1/completions", json={"prompt": []})

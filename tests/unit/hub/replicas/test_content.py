@@ -20,6 +20,7 @@ def flaw(modality: str, mime: str, attachments: int) -> str:
         ("image", "image/png", 2),
         ("audio", "audio/wav", 1),
         ("audio", "", 0),
+        ("video", "video/mp4", 1),
         ("embedding", "application/x-npy", 1),
     ],
 )
@@ -31,7 +32,8 @@ def test_what_engines_put_out_passes(modality: str, mime: str, attachments: int)
 @pytest.mark.parametrize(
     ("modality", "mime", "attachments", "said"),
     [
-        ("summary", "", 0, "it put out 'summary', which is none of text, image, audio, embedding"),
+        ("video", "video/webm", 1, "its video is of type 'video/webm', where 'video/mp4' is due"),
+        ("summary", "", 0, "it put out 'summary', which is none of text, image, audio, video, embedding"),
         ("IMAGE", "image/png", 1, "it put out 'IMAGE'"),
         ("image", "text/html\r\nX-Evil: 1", 1, r"its image is of type 'text/html\r\nX-Evil: 1', where 'image/png' is"),
         ("image", "image/svg+xml", 0, "its image is of type 'image/svg+xml'"),

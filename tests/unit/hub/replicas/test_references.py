@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from hub.replicas.references import flaw_of_references
@@ -52,7 +53,8 @@ def flaws(info: ReplicaInfo, *payloads: wire.PayloadRef) -> set[str]:
 @pytest.mark.parametrize("registered", [TCP, ENGINE])
 def test_the_address_in_the_record_is_the_only_one(registered: dict[str, Any]) -> None:
     info = record(**{"0-1": registered})
-    assert flaws(info, ref(HERE), ref({}), ref({"shm": "omni-1", "inline": b""})) == {""}
+    for right in (HERE, {}, {"shm": "omni-1", "inline": b""}):
+        assert flaws(info, ref(right)) == {""}
     for wrong in (
         {"source_host": "169.254.169.254", "source_port": 4000},
         {"source_host": "10.0.0.1", "source_port": 22},
@@ -81,7 +83,8 @@ def test_a_hand_off_of_another_stage_is_none_of_its_own() -> None:
 @pytest.mark.parametrize("connectors", [{}, {"0-1": "odd"}, {"0-1": {"connector": "Foreign"}}, {"0-2": TCP}])
 def test_where_the_record_has_no_address_its_host_is_compared(connectors: dict[str, Any]) -> None:
     """Replicas of the release before registered none."""
-    assert flaws(record(**connectors), ref(HERE), ref({**HERE, "source_port": 1})) == {""}
+    assert flaws(record(**connectors), ref(HERE)) == {""}
+    assert flaws(record(**connectors), ref({**HERE, "source_port": 1})) == {""}
     elsewhere = ref({"source_host": "169.254.169.254", "source_port": 80})
     assert flaws(record(**connectors), elsewhere) == {
         "its hand-off names '169.254.169.254' port 80, its record '10.0.0.1'"
@@ -91,6 +94,15 @@ def test_where_the_record_has_no_address_its_host_is_compared(connectors: dict[s
 def test_a_record_that_is_odd_lets_nothing_pass() -> None:
     for odd in ({"host": 7, "port": "x"}, {"host": "10.0.0.1"}, {"host": None}):
         assert flaws(record(**{"0-1": odd}), ref(HERE)) != {""}
+
+
+@pytest.mark.attack("K1")
+def test_one_message_names_one_hand_off_for_each_stage() -> None:
+    """Consumers fetch each that is named."""
+    assert flaws(record(), ref({}), ref({}, to_stage=2)) == {""}
+    assert flaws(record(), ref({}), ref({"k": 1}), ref({}, to_stage=2)) == {"it named several hand-offs for one stage"}
+    of_companion = msgspec.structs.replace(ref({}), role="negative")
+    assert flaws(record(), of_companion) == {"it named a hand-off of a companion, which only a hub can tell"}
 
 
 def test_other_messages_name_no_hand_offs() -> None:

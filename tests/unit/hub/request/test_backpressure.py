@@ -50,6 +50,24 @@ def test_a_stage_whose_output_the_client_does_not_get_is_not_told() -> None:
     assert told(walk.sent(1)) == [(1, 0, True)]
 
 
+@pytest.mark.attack("I2")
+def test_the_stages_that_feed_by_pieces_what_the_client_gets_are_told_with_it() -> None:
+    """They wait for it, and would keep their slots. A stage that hands over whole to one of them works on."""
+    deploy = (
+        "stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e}, {stage_id: 2, engine: e},"
+        " {stage_id: 3, engine: e, final_output: text}]\n"
+        "edges: [{from: 1, to: 2, async_chunk: true}, {from: 2, to: 3, async_chunk: true}]"
+    )
+    walk = Walk(deploy, params={})
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    assert told(walk.tell(BEHIND)) == []
+    walk.done(0, 0, to=[1])
+    assert told(walk.sent(1)) == [(1, 0, True)]
+    assert told(walk.tell(CAUGHT_UP)) == [(1, 0, False)]
+    assert walk.machine.state.plan.keeps_pace(3)
+
+
 def test_a_stage_that_is_done_is_not_told_and_one_that_runs_beside_it_is() -> None:
     walk = at_picture()
     assert told(walk.tell(BEHIND)) == [(1, 0, True)]

@@ -6,8 +6,15 @@ from typing import get_args
 
 import pytest
 
-from omni_discovery.records import keys
-from omni_discovery.records.roles import API_KEYS, OPEN_FAMILIES, WRITES, access_of, roles_that_write
+from omni_discovery.records import jobs, keys
+from omni_discovery.records.roles import (
+    API_KEYS,
+    OPEN_FAMILIES,
+    WRITES,
+    access_of,
+    access_of_all,
+    roles_that_write,
+)
 
 ROLES = tuple(WRITES)
 
@@ -30,6 +37,9 @@ WRITERS = {
     keys.pipeline_key("team-a"): {"hub", "operator"},
     keys.wait_key("team-a", "w"): {"hub", "replica"},
     keys.api_key_key("team-a", "laptop"): {"operator"},
+    jobs.job_key("team-a", "video_0"): {"hub"},
+    jobs.sweep_key("team-a"): {"hub"},
+    jobs.job_key("team-b", "video_0"): set(),
     keys.replica_key("team-ab", 0, 1): set(),
     keys.pipeline_key("team-a") + "-too": set(),
 }
@@ -53,6 +63,16 @@ def test_all_read_what_is_open_and_only_hubs_and_operators_the_api_keys() -> Non
             assert may(role, key, write=False)
         assert may(role, "/omni/v1/team-a/keys/laptop", write=False) is (role in ("hub", "operator"))
         assert not may(role, keys.pipeline_key("team-b"), write=False)
+
+
+@pytest.mark.attack("A3")
+def test_only_hubs_see_jobs_and_whoever_has_the_whole_namespace() -> None:
+    key = jobs.progress_key("team-a", "video_0")
+    assert {role for role in ROLES if may(role, key, write=False)} == {"hub"}
+    assert {(each.key, each.writes) for each in access_of_all("team-a")} == {
+        ("/omni/v1/team-a/", True),
+        ("/omni/v1-jobs/team-a/", True),
+    }
 
 
 def test_roles_are_told_by_what_may_be_written() -> None:

@@ -84,6 +84,26 @@ def test_an_unknown_address_has_the_registry_read_at_once_but_seldom() -> None:
     assert asked == [0.0, 1.5]
 
 
+def test_who_asks_while_the_registry_is_read_waits_for_the_same_answer() -> None:
+    """1. one thread has asked for an address, and the answer is not there; 2. another asks: both find it"""
+    producers, _ = known()
+    asked = threading.Event()
+    producers.on_miss(asked.set)
+    found: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(producers.hands_over_at(0, 2, HERE, 30.0))) for _ in range(2)
+    ]
+    threads[0].start()
+    assert asked.wait(30.0)
+    threads[1].start()
+    # The second one can only be given time to ask: if it has not, it finds what it looks for at once.
+    threads[1].join(0.2)
+    producers.apply_records([record(**{"0-2": TCP})])
+    for thread in threads:
+        thread.join(30.0)
+    assert found == [True, True]
+
+
 def test_a_registry_that_does_not_answer_leaves_what_is_known() -> None:
     producers, _ = known(record(**{"0-2": TCP}))
     producers.on_miss(lambda: threading.Thread(target=producers.read_failed).start())

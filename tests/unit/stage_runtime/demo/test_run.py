@@ -13,8 +13,9 @@ from rich.console import Console
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.embedded_file import read_embedded, write_endpoint
+from stage_runtime.demo import speaking
 from stage_runtime.demo.pipeline import DemoConfig
-from stage_runtime.demo.run import _Demo, run_demo
+from stage_runtime.demo.run import Demo, run_demo
 from tests.support.quiet import soon_s
 
 _DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -24,7 +25,7 @@ def test_ctrl_c_while_it_stops_kills_the_hub_and_leaves_no_runtime_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. a hub that takes its time to stop, with an etcd that it has announced; 2. Ctrl-C: it is killed"""
-    demo = _Demo(DemoConfig(tmp_path, False, 0, 1, "demo", tmp_path), Console(quiet=True), ExitStack())
+    demo = Demo(DemoConfig(tmp_path, False, 0, 1, "demo", tmp_path), Console(quiet=True), ExitStack())
     with subprocess.Popen([sys.executable, "-c", _DEAF], stdout=subprocess.PIPE) as hub:
         assert hub.stdout is not None
         assert hub.stdout.readline()
@@ -45,6 +46,17 @@ def test_ctrl_c_while_it_stops_kills_the_hub_and_leaves_no_runtime_file(
         assert time.monotonic() - began_s < soon_s(30.0)
         assert hub.returncode == -9
     assert not file.exists()
+
+
+def test_without_the_weights_of_the_repository_it_does_not_begin_to_speak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed package has none of them."""
+    monkeypatch.setattr(speaking, "_FOLDER", tmp_path)
+    output = tmp_path / "out"
+    with pytest.raises(ConfigError, match="--speak needs the models of the repository: clone it and run 'make demo'"):
+        run_demo(DemoConfig(output, False, 0, 1, "demo", tmp_path, speak=True))
+    assert not output.exists()
 
 
 @pytest.mark.attack("E3")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from omni_discovery.deploy.resolution import is_peers
-from stage_runtime.demo.http_client import DemoError, listen
+from stage_runtime.demo.http_client import DemoError, ask, listen
 from stage_runtime.demo.speech import DEPLOY, main
 
 
@@ -76,6 +76,20 @@ def test_pieces_are_heard_in_order_and_counted(url: str) -> None:
     sound = listen(url, "hello", [{}], counted.append)
     assert (sound.samples, sound.rate_hz, counted) == (b"\1\0\2\0\3\0", 24000, [1, 2])
     assert 0 < sound.first_s <= sound.seconds
+
+
+def test_one_answer_has_words_a_picture_and_sound_and_tells_where_the_time_went(url: str) -> None:
+    png = base64.b64encode(b"a picture").decode()
+    picture = {"choices": [{"delta": {"content": [{"image_url": {"url": f"data:image/png;base64,{png}"}}]}}]}
+    words = [{"choices": [{"delta": {"content": word}}]} for word in ("1 + 1", " = 2")]
+    over = {"choices": [{"delta": {}}], "timings_s": {"stage0.total": 0.5}}
+    Speaker.events = [*words, piece(b"\1\0"), picture, piece(b"\2\0\3\0"), over]
+    heard: list[tuple[bytes, int]] = []
+    reply = ask(url, "1 + 1", on_sound=lambda samples, rate_hz: heard.append((samples, rate_hz)))
+    assert (reply.text, reply.png, reply.samples, reply.rate_hz) == ("1 + 1 = 2", b"a picture", b"\1\0\2\0\3\0", 24000)
+    assert heard == [(b"\1\0", 24000), (b"\2\0\3\0", 24000)]
+    assert reply.timings_s == {"stage0.total": 0.5}
+    assert 0 < reply.first_sound_s <= reply.seconds
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,18 @@ def test_outputs_of_nobody_are_counted_and_dropped(bench: Bench) -> None:
     assert bench.loop.counters == {"stray_outputs": 4}
 
 
+def test_a_video_goes_to_the_client_as_an_mp4_file(bench: Bench) -> None:
+    bench.submit("film")
+    bench.loop.turn()
+    chunk, _ = bench.put_out(EngineOutput("film", video_mp4=b"MP4", finish_reason="stop"))
+    assert chunk == OutputChunk("film", "video", mime="video/mp4", attachment=b"MP4")
+    bench.submit("other")
+    bench.loop.turn()
+    (end,) = bench.put_out(EngineOutput("other", video_mp4="MP4"))  # type: ignore[arg-type]
+    assert isinstance(end, RequestFailed)
+    assert "the engine gave video_mp4 str" in end.reason
+
+
 def test_more_of_a_segment_behind_its_end_fails_the_request(bench: Bench) -> None:
     """It would count for the next one; the next segment's own output is fine."""
     bench.submit("talk", segment=0)

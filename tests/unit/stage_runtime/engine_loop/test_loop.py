@@ -28,7 +28,7 @@ from stage_runtime.engine_loop.loop import EngineLoop, Progress
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest
 from tests.support.panics import panic
-from tests.support.replica_engine import ScriptedEngine
+from tests.support.replica_engine import ScriptedEngine, at_once
 
 
 class Time:
@@ -52,7 +52,9 @@ class Bench:
         self.incoming, self.outgoing = SharedMemoryConnector(config), SharedMemoryConnector(config)
         edges = {(0, 1): Edge("shm", self.incoming), (1, 2): Edge("shm", self.outgoing)}
         self.payloads = Payloads(1, edges, self.clock, keep_s)
-        self.loop = EngineLoop(self.engine, self.payloads, {"temperature": 0.5}, self.outcomes.extend, self.clock)
+        self.loop = EngineLoop(
+            self.engine, self.payloads, {"temperature": 0.5}, self.outcomes.extend, self.clock, at_once
+        )
 
     def submit(self, key: str, prompt: str = "hi", **fields: Any) -> None:
         self.loop.jobs.put(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -10,34 +11,9 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
-from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 from stage_runtime.engine_loop.payloads import Edge, Payloads
-
-
-class Recording(OmniConnectorBase):
-    """Fetches nothing, and keeps what it was asked for."""
-
-    def __init__(self, holds: Any = None) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.holds = holds or {"x": 1}
-
-    def put(self, from_stage: str, to_stage: str, put_key: str, data: Any) -> tuple[bool, int, dict[str, Any] | None]:
-        raise NotImplementedError
-
-    def get(
-        self, from_stage: str, to_stage: str, get_key: str, metadata: dict[str, Any] | None = None
-    ) -> tuple[Any, int] | None:
-        self.asked.append(metadata or {})
-        return self.holds, 1
-
-    def cleanup(self, request_id: str) -> None:
-        raise NotImplementedError
-
-    def health(self) -> dict[str, Any]:
-        return {}
-
-    def close(self) -> None:
-        pass
+from tests.support.recording_connector import RecordingConnector
 
 
 def producers() -> KnownProducers:
@@ -50,7 +26,7 @@ def producers() -> KnownProducers:
 
 def fetch(metadata: dict[str, Any], size_bytes: int = 1000, *, holds: Any = None, known: Any = None) -> dict[str, Any]:
     """What the connector is asked for."""
-    connector = Recording(holds)
+    connector = RecordingConnector(holds)
     ref = PayloadRef(from_stage=0, to_stage=1, key="key", connector="c", size_bytes=size_bytes, metadata=metadata)
     Payloads(1, {(0, 1): Edge("c", connector)}, lambda: 0.0, producers=known).fetch([ref], 0.1)
     (asked,) = connector.asked
@@ -97,3 +73,63 @@ def test_a_kv_cache_is_fetched_from_a_registered_producer_only(params: dict[str,
     fetch({}, holds={"kv_transfer_params": {"remote_host": "10.0.0.1"}}, known=producers())
     with pytest.raises(PayloadError, match="which is no registered replica of that stage"):
         fetch({}, holds={"kv_transfer_params": params}, known=producers())
+
+
+class Late:
+    """Two producers of stage 2; what is fetched from each takes so many seconds of a clock."""
+
+    def __init__(self, *takes_s: float, fails: Exception | None = None) -> None:
+        self.now_s, self.takes_s = 100.0, list(takes_s)
+        self.connector = RecordingConnector(on_get=self._pass)
+        self.fails = fails
+        edges = {(stage, 2): Edge("c", self.connector) for stage in (0, 1)}
+        self.payloads = Payloads(2, edges, lambda: self.now_s)
+
+    def _pass(self) -> None:
+        self.now_s += self.takes_s.pop(0)
+        if self.fails is not None and not self.takes_s:
+            raise self.fails
+
+    def fault(self, deadline_s: float) -> int | None:
+        """Fetch both; the stage that is at fault."""
+        with pytest.raises(PayloadError) as raised:
+            self.payloads.fetch([of_stage(0), of_stage(1)], deadline_s)
+        return raised.value.from_stage
+
+
+def of_stage(stage: int, role: str = "") -> PayloadRef:
+    return PayloadRef(from_stage=stage, to_stage=2, key="k", connector="c", size_bytes=1, role=role)
+
+
+@pytest.mark.attack("K1")
+def test_all_hand_offs_of_a_request_have_one_time_together() -> None:
+    late = Late(4.0, 4.0, 4.0)
+    late.payloads.fetch([of_stage(0), of_stage(1), of_stage(0, "negative")], 1000.0)
+    assert [asked["timeout_s"] for asked in late.connector.asked] == [5.0, 1.0, 0.0]
+    late = Late(1.0, 1.0)
+    late.payloads.fetch([of_stage(0), of_stage(1)], 103.0)
+    assert [asked["timeout_s"] for asked in late.connector.asked] == [3.0, 2.0]
+
+
+@pytest.mark.attack("K1")
+def test_one_hand_off_of_each_stage_and_role_is_fetched() -> None:
+    late = Late(0.0, 0.0, 0.0)
+    with pytest.raises(PayloadError, match="two hand-offs of stage 0"):
+        late.payloads.fetch([of_stage(0), of_stage(0)], 1000.0)
+    assert len(late.connector.asked) == 1
+
+
+@pytest.mark.attack("K1")
+def test_of_what_came_too_late_the_slowest_is_at_fault() -> None:
+    """The last one has to fail although it is the first that took the time."""
+    assert Late(4.5, 0.5, fails=TransferTimeoutError("late")).fault(1000.0) == 0
+    assert Late(0.5, 4.5, fails=TransferTimeoutError("late")).fault(1000.0) == 1
+    assert Late(4.5, 0.1, fails=TransferError("reset")).fault(1000.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "left_s"),
+    [(TransferTimeoutError("late"), 4.0), (MemoryError(), 900.0), (OSError(errno.EMFILE, "too many"), 900.0)],
+)
+def test_no_producer_answers_for_a_short_deadline_or_what_is_missing_here(error: Exception, left_s: float) -> None:
+    assert Late(1.0, 3.0, fails=error).fault(100.0 + left_s) is None

@@ -28,7 +28,7 @@ from stage_runtime.engine_loop.jobs import (
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput
-from tests.support.replica_engine import ScriptedEngine
+from tests.support.replica_engine import ScriptedEngine, at_once
 
 
 class PieceEngine(ScriptedEngine):
@@ -67,7 +67,7 @@ class Bench:
         }
         self.said: list[Outcome] = []
         payloads = Payloads(1, edges, lambda: self.now_s)
-        self.loop = EngineLoop(engine, payloads, {}, self.said.extend, lambda: self.now_s)
+        self.loop = EngineLoop(engine, payloads, {}, self.said.extend, lambda: self.now_s, at_once)
 
     def do(self, *jobs: Job) -> list[Outcome]:
         """One turn with these jobs; what it said."""

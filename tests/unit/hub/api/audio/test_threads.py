@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 import sys
 import threading
 
+import av
 import pytest
 
 from hub.api.audio.encoder import PCM16, SLICE_BYTES, SoundFile
@@ -14,6 +16,7 @@ from hub.api.audio.threads import EncoderThreads
 from hub.media import wav_file
 from omni_discovery.errors import EngineFailedError
 from tests.support.hub_fakes import until
+from tests.support.voice import vowel
 
 
 class Slow(SoundFile):
@@ -45,6 +48,19 @@ async def test_a_long_piece_is_encoded_in_slices_and_the_loop_goes_on() -> None:
     assert [size for _, size in sound.seen] == [SLICE_BYTES, SLICE_BYTES, 10]
     assert all(name.startswith("encoder") for name, _ in sound.seen)
     assert len(made) == 2 * SLICE_BYTES + 10
+
+
+async def test_speech_becomes_a_small_file_slice_by_slice() -> None:
+    """Half a minute and a bit, as its listeners decode it; no sound at all is an empty file."""
+    samples = vowel(30_100)
+    file = await EncoderThreads().speech_file(samples)
+    with av.open(io.BytesIO(file)) as container:
+        (stream,) = container.streams.audio
+        assert (stream.codec_context.name, container.format.name) in {("opus", "ogg"), ("libopus", "ogg")}
+        length = sum(frame.samples / frame.sample_rate for frame in container.decode(audio=0))
+    assert length == pytest.approx(30.1, abs=0.05)
+    assert len(file) < len(samples) / 8
+    assert await EncoderThreads().speech_file(b"") == b""
 
 
 async def test_a_slice_that_takes_too_long_fails_its_request_and_says_why() -> None:

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly, is_trusted
+from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly, is_trusted, still_opens
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.errors import UnauthorizedError
 
@@ -145,3 +145,21 @@ async def test_a_page_that_dns_leads_here_is_refused_before_its_key_is_looked_at
         answer = await http.get("/", headers={"Authorization": "Bearer a-key"})
     assert (answer.status_code, answer.json()["error"]["code"], guarded.keys) == (403, "wrong_host", [])
     assert (await guarded.ask("/", "a-key")).status_code == 200
+
+
+async def test_who_is_inside_learns_that_the_key_was_taken_back() -> None:
+    ring = KeyRing(from_etcd=True)
+    ring.replace({"alice": read_key("alice", "a-key", "x").digest})
+    inside: list[Any] = []
+
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        inside.append(scope)
+
+    headers = [(b"authorization", b"Bearer a-key")]
+    door = Door(app, Locks(ring), lambda _: None, lambda _: None)
+    await door({"type": "http", "method": "POST", "path": "/x", "headers": headers}, app, app)
+    assert still_opens(inside[0])
+    ring.replace({})
+    assert not still_opens(inside[0])
+    # Where no key is asked for, none is taken back.
+    assert still_opens({})

@@ -91,7 +91,8 @@ class TestTarget:
             ("tests.support.callables:NO_CALLABLE", "can't be called"),
             ("tests.support.callables:untyped", "annotated 'YourInput'"),
             ("tests.support.callables:two", "needs 2 parameters"),
-            ("tests.support.callables:later", "is asynchronous"),
+            ("tests.support.callables:later", "is asynchronous.*give its input a field pieces: AsyncIterator"),
+            ("tests.support.callables:no_generator", "write it as 'async def' with 'async for piece in"),
             ("tests.support.callables:Greeter", "kwargs do not fit .*'greeting'"),
         ],
     )
@@ -279,8 +280,9 @@ class TestOutput:
         [
             ("text", "list", "a list can't be put out; return a str, and a mapping to hand over"),
             ("text", "int", "a int can't be put out"),
-            ("image", "bytes", "no PNG and no WAV file"),
+            ("image", "bytes", "no PNG, WAV or MP4 file"),
             ("image", "text", "a str came out of a stage with final_output: image; return a PIL image"),
+            ("video", "text", "a str came out of a stage with final_output: video; return bytes of shape (frames,"),
             ("none", "text", "final_output: none; return a mapping to hand over"),
         ],
     )

@@ -1,0 +1,455 @@
+"""JobService: the jobs of one hub: makes, claims and runs them, tells how far they are, and deletes old ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from hub.jobs import job as life
+from hub.jobs.errors import JobFileError, JobNotFoundError
+from hub.jobs.folder import REQUEST, JobFolder, error_of_claim, video_of
+from hub.jobs.registry import Jobs, Marks, unavailable
+from hub.jobs.work import (
+    CLIENTS_FAULT,
+    JobWork,
+    code_of,
+    decode_work,
+    encode_work,
+    is_of_this_hub,
+    pause_before_retry_s,
+)
+from omni_discovery.backoff import Backoff, wait_for_event
+from omni_discovery.clock import Clock, SystemClock
+from omni_discovery.errors import HubUnavailableError, InvalidRequestError, OmniError, RegistryError
+from omni_discovery.records.jobs import JobRecord, JobState, is_job_id
+
+if TYPE_CHECKING:
+    from hub.jobs.registry import JobRegistry
+
+logger = logging.getLogger(__name__)
+
+#: Jobs that one hub works on at a time: their answers are in its memory at the end.
+MOST_RUNNING: Final = 8
+#: How often a hub looks whether jobs, or hubs, have changed.
+_INTERVAL_S: Final = 1.0
+_SWEEP_S: Final = 30.0
+#: How long a hub that stops may take to give its jobs back.
+_CLOSE_S: Final = 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
+#: The code of a failure of the job store.
+_STORE: Final = "job_store_failed"
+
+#: Makes a video: of the work, under an id of the request, for the client with this key's name. Raise OmniError.
+Make = Callable[[JobWork, str, str], Awaitable[bytes]]
+
+
+@dataclass(slots=True)
+class _Run:
+    """A claim of this hub's that it works on."""
+
+    job: JobRecord
+    #: The lease under which it is this hub's.
+    lease_id: int
+    #: Whether it is another's by now, or is deleted: nothing of it may be told.
+    is_lost: bool = False
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def request_id(self) -> str:
+        """The id of its request to the pipeline."""
+        return f"{self.job.job_id}-{self.job.claims}"
+
+
+class JobService:
+    """The jobs of one hub, on one event loop.
+
+    ``keeps``: it keeps its jobs to itself, for ``folder`` is its own; they end with it. ``stages_begun`` says how many
+    of how many stages of a request have begun, ``can_serve`` whether requests can be served at the moment.
+    """
+
+    def __init__(
+        self,
+        registry: JobRegistry,
+        folder: JobFolder,
+        make: Make,
+        bounds: life.JobBounds,
+        *,
+        keeps: bool,
+        stages_begun: Callable[[str], tuple[int, int]],
+        can_serve: Callable[[], bool] = lambda: True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._registry, self._folder, self._make, self._bounds = registry, folder, make, bounds
+        self._hub_id = registry.hub.hub_id
+        self._keeps = keeps
+        self._stages_begun, self._can_serve = stages_begun, can_serve
+        self._clock = clock or SystemClock()
+        #: By the job's id.
+        self._runs: dict[str, _Run] = {}
+        self._pace = life.ProgressPace()
+        #: What etcd had when this hub looked last; None: look again.
+        self._marks: Marks | None = None
+        self._swept_at_s = float("-inf")
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this hub keeps its jobs to itself."""
+        return self._keeps
+
+    def start(self) -> None:
+        """Begin to claim and to sweep; return at once."""
+        self._task = asyncio.create_task(self._serve(), name="jobs")
+
+    async def close(self) -> None:
+        """Stop to work and give the jobs back, so that another hub takes them at once. Idempotent."""
+        task, self._task, self._is_closed = self._task, None, True
+        if task is None:
+            return
+        runs = list(self._runs.values())
+        for each in (task, *(run.task for run in runs if run.task is not None)):
+            each.cancel()
+        with suppress(TimeoutError, RegistryError):
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.gather(*(run.task for run in runs if run.task is not None), task, return_exceptions=True)
+                await self._give_back(runs)
+
+    # ---- what clients ask
+
+    async def create(self, work: JobWork, client: str, model: str, seconds: str, size: str) -> JobRecord:
+        """Make a job. Raise OverloadedError if there is no room, JobsUnavailableError, or JobFileError."""
+        if self._is_closed:
+            raise HubUnavailableError(0, "this hub is stopping")
+        now_s = self._clock.wall_s()
+        job = JobRecord(
+            job_id=f"video_{uuid.uuid4().hex}",
+            state=JobState.QUEUED,
+            created_at=now_s,
+            expires_at=now_s + self._bounds.lifetime_s,
+            client=client,
+            hub=self._hub_id if self._keeps else "",
+            secret=self._folder.secret,
+            model=model,
+            seconds=seconds,
+            size=size,
+        )
+        try:
+            self._bounds.check_room(await self._registry.read_records(), client)
+            await asyncio.to_thread(self._folder.write_file, job.job_id, REQUEST, job.secret, encode_work(work))
+            # A file whose record is not written after all goes with the next sweep but some.
+            await self._registry.create_job(job)
+        except RegistryError as error:
+            raise unavailable(error) from error
+        self._look_again()
+        return job
+
+    async def find(self, job_id: str, client: str) -> JobRecord:
+        """A job of this client's. Raise JobNotFoundError, JobsUnavailableError."""
+        if not is_job_id(job_id):
+            raise JobNotFoundError(job_id, "this is no id of one")
+        try:
+            job = await self._registry.read_job(job_id)
+        except RegistryError as error:
+            raise unavailable(error) from error
+        if job is None or job.client != client:
+            raise JobNotFoundError(job_id)
+        if job.hub not in {"", self._hub_id}:
+            raise JobNotFoundError(
+                job_id,
+                f"hub {job.hub} keeps it to itself, for it has no --job-store; ask that hub, or give all hubs one",
+            )
+        return job
+
+    async def mine(self, client: str) -> list[JobRecord]:
+        """All jobs of this client's that this hub can show, those first that were made first."""
+        try:
+            jobs = await self._registry.read_records()
+        except RegistryError as error:
+            raise unavailable(error) from error
+        mine = (job for job in jobs if job.client == client and job.hub in {"", self._hub_id})
+        return sorted(mine, key=lambda job: (job.created_at, job.job_id))
+
+    async def percent(self, job: JobRecord) -> int:
+        """How far a job has come."""
+        if job.state is JobState.COMPLETED:
+            return 100
+        if job.state is not JobState.IN_PROGRESS:
+            return 0
+        run = self._runs.get(job.job_id)
+        if run is not None and run.job.claims == job.claims:
+            return life.percent_of(*self._stages_begun(run.request_id))
+        with suppress(RegistryError):
+            return await self._registry.read_percent(job)
+        return 0
+
+    async def error_text(self, job: JobRecord) -> str:
+        """Why a job has failed, for its client."""
+        if not job.result:
+            return "the hubs that worked on it were lost one after the other: it may be what ends them"
+        try:
+            part = error_of_claim(job.result)
+            content = await asyncio.to_thread(self._folder.read_file, job.job_id, part, job.secret)
+        except JobFileError as error:
+            return f"what went wrong can't be read: {error}"
+        return content.decode("utf-8", "replace")
+
+    async def content(self, job: JobRecord) -> tuple[int, AsyncIterator[bytes]]:
+        """The length of the answer of a completed job, and the answer in pieces. Raise JobFileError, here or later.
+
+        The first piece has been read, so that what is wrong with the whole file is known before it is sent.
+        """
+        part = video_of(job.result)
+        length, pieces = await asyncio.to_thread(self._folder.open_file, job.job_id, part, job.secret)
+        first = await asyncio.to_thread(next, pieces, b"")
+        return length, _in_threads(first, pieces)
+
+    async def delete(self, job_id: str, client: str) -> None:
+        """Delete a job with its files, and stop it. Raise as ``find``."""
+        job = await self.find(job_id, client)
+        try:
+            await self._registry.delete_job(job_id, lambda found: found.client == client)
+        except RegistryError as error:
+            raise unavailable(error) from error
+        self._lose(job_id, "it was deleted")
+        await asyncio.to_thread(self._folder.remove_files, job.job_id)
+
+    # ---- what the hub does by itself
+
+    async def _serve(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        is_first = True
+        while True:
+            self._wake.clear()
+            delay_s = _INTERVAL_S
+            try:
+                if is_first and self._keeps:
+                    await self._delete(lambda job, _live: job.hub == self._hub_id)
+                is_first = False
+                await self._turn()
+                backoff.reset()
+            except RegistryError as error:
+                logger.log(backoff.log_level(error), "jobs.retrying reason=%s", error)
+                delay_s = backoff.next_delay_s()
+            except Exception:
+                logger.exception("jobs.failed")
+                delay_s = backoff.next_delay_s()
+            await wait_for_event(self._wake, self._clock, delay_s)
+
+    def _look_again(self) -> None:
+        self._marks = None
+        self._wake.set()
+
+    async def _turn(self) -> None:
+        hub = self._registry.hub
+        if not hub.lease_id:
+            return
+        for run in list(self._runs.values()):
+            if run.lease_id != hub.lease_id:
+                await self._keep(run)
+        marks = await self._registry.marks()
+        if marks != self._marks:
+            self._marks = marks
+            try:
+                await self._claim(await self._registry.read_all())
+            except BaseException:
+                self._marks = None
+                raise
+        await self._tell_progress()
+        if self._clock.monotonic_s() - self._swept_at_s >= _SWEEP_S:
+            self._swept_at_s = self._clock.monotonic_s()
+            await self._sweep()
+
+    async def _claim(self, jobs: Jobs) -> None:
+        by_id = {job.job_id: job for job in jobs.records}
+        for run in list(self._runs.values()):
+            if life.is_lost(by_id.get(run.job.job_id), run.job.claims):
+                self._lose(run.job.job_id, "it is another hub's, or was deleted")
+        if self._is_closed or not self._can_serve():
+            self._marks = None
+            return
+        room, now_s = MOST_RUNNING - len(self._runs), self._clock.wall_s()
+        known = (job for job in jobs.records if self._folder.knows(job.secret))
+        for job in life.claimable(known, jobs.live, self._hub_id, self._runs.keys(), room, now_s):
+            await self._claim_one(job)
+
+    async def _claim_one(self, job: JobRecord) -> None:
+        def change(found: JobRecord, hub: life.HubAtWork) -> JobRecord | None:
+            is_as_seen = (found.owner, found.owner_lease, found.claims) == (job.owner, job.owner_lease, job.claims)
+            return life.claimed(found, hub, self._clock.wall_s()) if is_as_seen and not found.has_ended else None
+
+        mine = await self._registry.change_job(job.job_id, change)
+        if mine is None:
+            return
+        if mine.has_ended:
+            logger.error("jobs.given_up job=%s losses=%d: it may be what ends the hubs", job.job_id, mine.losses)
+            return
+        logger.info("jobs.claimed job=%s claim=%d after=%s", job.job_id, mine.claims, job.owner or "-")
+        run = self._runs[job.job_id] = _Run(mine, mine.owner_lease)
+        run.task = asyncio.create_task(self._work(run), name=job.job_id)
+
+    async def _keep(self, run: _Run) -> None:
+        """Stay the owner under the lease that this hub has now, unless another was faster."""
+
+        def change(job: JobRecord, hub: life.HubAtWork) -> JobRecord | None:
+            return life.kept(job, hub) if life.is_of_claim(job, self._hub_id, run.job.claims) else None
+
+        changed = await self._registry.change_job(run.job.job_id, change)
+        # Else it is over, or another's by now, which the next look at the jobs shows.
+        if changed is not None:
+            run.lease_id = changed.owner_lease
+
+    def _lose(self, job_id: str, reason: str) -> None:
+        run = self._runs.get(job_id)
+        if run is not None and run.task is not None and not run.is_lost:
+            logger.info("jobs.stopped job=%s claim=%d reason=%s", job_id, run.job.claims, reason)
+            run.is_lost = True
+            run.task.cancel()
+
+    async def _work(self, run: _Run) -> None:
+        job = run.job
+        try:
+            await self._make_and_tell(run)
+        except Exception:
+            logger.exception("jobs.defect job=%s", job.job_id)
+            with suppress(RegistryError, JobFileError):
+                await self._fail(run, "internal_error", "an internal error of the hub: its log says more")
+        finally:
+            if self._runs.get(job.job_id) is run:
+                del self._runs[job.job_id]
+            if run.is_lost:
+                # What it may have written is nobody's.
+                await asyncio.to_thread(self._drop_files, run)
+            self._look_again()
+
+    async def _make_and_tell(self, run: _Run) -> None:
+        job, tries = run.job, 0
+        try:
+            content = await asyncio.to_thread(self._folder.read_file, job.job_id, REQUEST, job.secret)
+            work = decode_work(content)
+        except (JobFileError, InvalidRequestError) as error:
+            await self._fail(run, _STORE, str(error))
+            return
+        while True:
+            tries += 1
+            try:
+                video = await self._make(work, run.request_id, job.client)
+                break
+            except OmniError as error:
+                if is_of_this_hub(error) and not self._keeps:
+                    await self._release(run)
+                    return
+                pause_s = pause_before_retry_s(error, tries)
+                if pause_s is None:
+                    await self._fail(run, code_of(error), str(error))
+                    return
+                logger.info("jobs.tried_again job=%s tries=%d pause_s=%.1f", job.job_id, tries, pause_s)
+            await self._clock.sleep(pause_s)
+        try:
+            await asyncio.to_thread(self._folder.write_file, job.job_id, video_of(job.claims), job.secret, video)
+        except JobFileError as error:
+            await self._fail(run, _STORE, str(error))
+            return
+        now_s = self._clock.wall_s()
+        if await self._tell(run, partial(life.completed, now_s=now_s)):
+            logger.info("jobs.completed job=%s claim=%d bytes=%d", job.job_id, job.claims, len(video))
+
+    async def _fail(self, run: _Run, code: str, text: str) -> None:
+        job = run.job
+        with suppress(JobFileError):
+            part = error_of_claim(job.claims)
+            await asyncio.to_thread(self._folder.write_file, job.job_id, part, job.secret, text.encode()[:65_536])
+        now_s = self._clock.wall_s()
+        if await self._tell(run, partial(life.failed, now_s=now_s, code=code)):
+            # No text: it may hold parts of what the client has sent.
+            level = logging.INFO if code == CLIENTS_FAULT else logging.WARNING
+            logger.log(level, "jobs.job_failed job=%s claim=%d code=%s", job.job_id, job.claims, code)
+
+    async def _release(self, run: _Run) -> None:
+        if await self._tell(run, life.released):
+            logger.info("jobs.released job=%s claim=%d", run.job.job_id, run.job.claims)
+
+    async def _tell(self, run: _Run, change: Callable[[JobRecord], JobRecord]) -> bool:
+        """Write what has become of a job, however long that takes. False, and nothing is written: it is another's."""
+        job, backoff = run.job, Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+
+        def changed(found: JobRecord, _hub: life.HubAtWork) -> JobRecord | None:
+            return change(found) if life.is_of_claim(found, self._hub_id, job.claims) else None
+
+        while True:
+            try:
+                written = await self._registry.change_job(job.job_id, changed)
+                # An earlier attempt may have written it, whose answer was lost.
+                found = written or await self._registry.read_job(job.job_id)
+                break
+            except RegistryError as error:
+                logger.log(backoff.log_level(error), "jobs.telling job=%s reason=%s", job.job_id, error)
+                await self._clock.sleep(backoff.next_delay_s())
+        is_told = written is not None or (found is not None and found.has_ended and found.result == job.claims)
+        if not is_told:
+            logger.warning("jobs.fenced job=%s claim=%d: it is another's by now", job.job_id, job.claims)
+            await asyncio.to_thread(self._drop_files, run)
+        with suppress(RegistryError):
+            await self._registry.drop_progress(job.job_id)
+        return is_told
+
+    def _drop_files(self, run: _Run) -> None:
+        for part in (video_of(run.job.claims), error_of_claim(run.job.claims)):
+            self._folder.remove_file(run.job.job_id, part)
+
+    async def _tell_progress(self) -> None:
+        percents = {run.job.job_id: life.percent_of(*self._stages_begun(run.request_id)) for run in self._runs.values()}
+        for job_id in self._pace.due(percents, self._clock.monotonic_s()):
+            if (run := self._runs.get(job_id)) is not None:
+                await self._registry.write_progress(job_id, run.job.claims, percents[job_id])
+
+    async def _sweep(self) -> None:
+        """Delete what is old: of all if this hub is the one that does, else of what it keeps to itself."""
+        is_sweeper, now_s = await self._registry.claim_sweep(), self._clock.wall_s()
+
+        def is_due(job: JobRecord, live: dict[str, int]) -> bool:
+            is_ours = job.hub == self._hub_id or (is_sweeper and (not job.hub or job.hub not in live))
+            return is_ours and life.is_due(job, live.keys(), now_s)
+
+        known = await self._delete(is_due)
+        if self._keeps or is_sweeper:
+            removed = await asyncio.to_thread(self._folder.remove_orphans, known)
+            if removed:
+                logger.info("jobs.orphans_removed files=%d", removed)
+
+    async def _delete(self, is_due: Callable[[JobRecord, dict[str, int]], bool]) -> set[str]:
+        """Delete the jobs that are due with their files; return the ids of all others."""
+        jobs = await self._registry.read_all()
+        left = {job.job_id for job in jobs.records}
+        for job in jobs.records:
+            if is_due(job, jobs.live) and await self._registry.delete_job(
+                job.job_id, lambda found: is_due(found, jobs.live)
+            ):
+                left.discard(job.job_id)
+                self._lose(job.job_id, "it has expired")
+                await asyncio.to_thread(self._folder.remove_files, job.job_id)
+                logger.info("jobs.deleted job=%s", job.job_id)
+        return left
+
+    async def _give_back(self, runs: list[_Run]) -> None:
+        if self._keeps:
+            await self._delete(lambda job, _live: job.hub == self._hub_id)
+            return
+        for run in runs:
+            if not run.is_lost:
+                await self._release(run)
+
+
+async def _in_threads(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of a file, each read and decrypted in a thread."""
+    piece = first
+    while piece:
+        yield piece
+        piece = await asyncio.to_thread(next, pieces, b"")

@@ -1,0 +1,1 @@
+"""Jobs of ``omni serve``: the flags, and the start of what they ask for."""
