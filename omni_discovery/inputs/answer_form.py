@@ -12,6 +12,7 @@ from typing import Any, Final, TypeGuard
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.form_depth import check_levels, check_rules
 
 #: Characters of a schema (without its signs) or a grammar; of a regular expression, or of all choices together.
 MAX_FORM: Final = 64 << 10
@@ -44,6 +45,17 @@ _TOO_MUCH_WORK: Final = (
 )
 _EXPRESSIONS: Final = ("pattern", "regex")
 _GRAMMARS: Final = ("grammar", "ebnf")
+#: Texts of JSON schemas inside of structural tags.
+_SCHEMAS: Final = ("schema", "json_schema")
+#: A key of llguidance's own: it puts expressions into the grammar, and ends the process for some that are none.
+_GUIDANCE: Final = "x-guidance"
+#: What puts other grammars into one, or moves llguidance's own limits; nothing would bound those. They are looked for
+#: in texts and comments, too: a parser may see those end elsewhere.
+_EMBEDDED: Final = re.compile(r"%(?:json|regex|lark)|%llguidance(?!\s*+\{\s*+\})")
+_DIRECTIVE: Final = re.compile(r"^[ \t]*+(%[A-Za-z_]\w*+)", re.MULTILINE)
+_DIRECTIVES: Final = frozenset({"%ignore", "%import", "%declare", "%llguidance"})
+#: A token that a structural tag begins with is written into a grammar as it is.
+_TOKEN: Final = re.compile(r"<[^<>\s]++>")
 #: Digits past these are too many in any case, and Python refuses to read thousands of them.
 _COUNTS: Final = re.compile(r"\{\s*+(\d*+)\s*+,?+\s*+(\d*+)\s*+\}")
 _DIGITS: Final = 12
@@ -76,11 +88,13 @@ def check_schema(what: str, schema: Any) -> None:
         _check_length(what, schema, MAX_FORM)
         try:
             schema = msgspec.json.decode(schema)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            # The engine refuses it with a better reason.
-            return
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
+            raise InvalidRequestError(f"{what}: not JSON: {error}") from error
     total, size, classes, work = 0.0, 0, 0, 0.0
     for path, name, value in _walk(what, schema):
+        if name == _GUIDANCE:
+            raise InvalidRequestError(f"{path}: not served here; leave it out")
         size += len(name) + (len(value) if isinstance(value, str) else 1)
         if size > MAX_FORM:
             raise InvalidRequestError(f"{what}: longer than {MAX_FORM} characters; ask for a simpler form")
@@ -100,6 +114,7 @@ def check_schema(what: str, schema: Any) -> None:
         classes += _check_texts(path, name, value)
         if classes > MAX_CLASSES:
             raise InvalidRequestError(f"{path}: more than {MAX_CLASSES} classes of characters in all expressions here")
+    check_levels(what, schema)
 
 
 def _value_work(name: str, value: Any) -> int:
@@ -127,7 +142,20 @@ def _check_texts(path: str, name: str, value: Any) -> int:
         return _check_grammar(path, value)
     if name == "patternProperties" and isinstance(value, Mapping):
         return sum(_check_expression(path, str(each)) for each in value)
+    if name in _SCHEMAS and isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        # Each text inside another one is longer by its escaped quotation marks: they end soon.
+        check_schema(path, value)
+    if name == "triggers" and isinstance(value, list | tuple):
+        for each in value:
+            _check_trigger(path, each)
     return 0
+
+
+def _check_trigger(path: str, trigger: Any) -> None:
+    if trigger == "":
+        raise InvalidRequestError(f"{path}: one is empty; give the text that begins a tag")
+    if isinstance(trigger, str) and trigger[0] == "<" and trigger[-1] == ">" and _TOKEN.fullmatch(trigger) is None:
+        raise InvalidRequestError(f"{path}: {trigger[:64]!r} is no token; one has no spaces, and no < or > inside")
 
 
 def _walk(what: str, value: Any) -> Iterator[tuple[str, str, Any]]:
@@ -163,10 +191,19 @@ def _check_classes(what: str, text: str) -> int:
 
 def _check_grammar(what: str, grammar: str) -> int:
     _check_length(what, grammar, MAX_FORM)
+    plain = _QUOTED.sub(r"\1", grammar)
+    embedded = [found[0] for found in _EMBEDDED.finditer(grammar)]
+    embedded += [found for found in _DIRECTIVE.findall(plain) if found not in _DIRECTIVES]
+    if embedded:
+        raise InvalidRequestError(
+            f"{what}: {embedded[0][:64]} is not served here, only rules, %ignore and %import; ask for a schema or an "
+            f"expression by itself, and write the percent sign of a text as \\u0025"
+        )
+    check_rules(what, grammar)
     # A rule is compiled once however often it is named, so the counts add up.
     if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_COUNTS:
         raise InvalidRequestError(f"{what}: its counts are more than {MAX_COUNTS} together; ask for less")
-    return _check_classes(what, _QUOTED.sub(r"\1", grammar))
+    return _check_classes(what, plain)
 
 
 def _check_expression(what: str, expression: str) -> int:

@@ -53,7 +53,7 @@ from stage_runtime.engine_loop.running import (
 )
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import capabilities_of, warn_of_misspelled
-from stage_runtime.engines.errors import failure_kind
+from stage_runtime.engines.errors import failure_kind, is_panic
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,9 @@ class EngineLoop:
             outcomes += self._of_pieces(self._pieces.feed_waiting())
             outcomes += self._controls.run_due()
             self.meter.read_engine(self._clock())
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             logger.exception("engine.died requests=%s", self.names_of_running())
             self._emit(outcomes)
             self.fail_all(FailureKind.ENGINE, f"the engine died: {type(error).__name__}: {error}")
@@ -280,7 +282,9 @@ class EngineLoop:
             added_at_s = self._clock()
             give = self._give_next_segment if work.segment else self._engine.add
             give(request_of(work, self._defaults, whole, fetched))
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             # The engine is not in a step, so the other requests in it are unharmed.
             if failure_kind(error) is FailureKind.ENGINE:
                 logger.exception("engine.add_failed request=%s", name_of(work))

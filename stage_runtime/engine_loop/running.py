@@ -146,7 +146,7 @@ def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestF
     return None
 
 
-def failed(key: str, error: Exception) -> RequestFailed:
+def failed(key: str, error: BaseException) -> RequestFailed:
     """The end of a request that an engine method refused, by raising ``error``."""
     from_stage = error.from_stage if isinstance(error, PayloadError) else None
     return RequestFailed(key, *error_of(error), from_stage=from_stage)

@@ -24,7 +24,17 @@ _MEMORY_WORDS: Final = (
 )
 
 
-def failure_kind(error: Exception) -> FailureKind:
+#: A panic of a library in Rust, by module and name: no Exception, so that Python programs end by it.
+_PANIC: Final = ("pyo3_runtime", "PanicException")
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust gave up what it was asked for. The process and its other work are unharmed."""
+    kind = type(error)
+    return (kind.__module__, kind.__name__) == _PANIC
+
+
+def failure_kind(error: BaseException) -> FailureKind:
     """The kind of failure to report for a request whose ``add``, ``update``, ``feed`` or ``pause`` raised ``error``."""
     match error:
         case InvalidRequestError():
@@ -37,7 +47,7 @@ def failure_kind(error: Exception) -> FailureKind:
             return FailureKind.ENGINE
 
 
-def error_of(error: Exception) -> tuple[FailureKind, str, int]:
+def error_of(error: BaseException) -> tuple[FailureKind, str, int]:
     """The ``error`` of an EngineOutput for a request that ``error`` has ended."""
     kind = failure_kind(error)
     status = error.status if isinstance(error, InvalidRequestError) else 400

@@ -16,6 +16,7 @@ from msgspec import Meta
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import check_answer_form
 from omni_discovery.inputs.seeds import SEED_BITS
+from omni_discovery.inputs.token_choices import MAX_ALLOWED_TOKENS, check_token_choices
 from omni_discovery.wire import MAX_LOGPROBS
 
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -76,7 +77,7 @@ class TokenSampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     frequency_penalty: _Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     logit_bias: dict[_TokenId, Annotated[float, Meta(ge=-100, le=100)]] | None = None
-    allowed_token_ids: Annotated[list[_TokenId], Meta(min_length=1, max_length=1 << 20)] | None = None
+    allowed_token_ids: Annotated[list[_TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None = None
     bad_words: Annotated[list[_StopText], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -110,7 +111,9 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
     found = checked(given, TokenSampling)
     if found.structured_outputs is not None:
         check_answer_form("structured_outputs", msgspec.structs.asdict(found.structured_outputs))
-    return msgspec.structs.asdict(found)
+    asked = msgspec.structs.asdict(found)
+    check_token_choices(asked)
+    return asked
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from PIL import Image
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
+from stage_runtime.engines import sampling
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine, modules_to_preload
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.testing import OPTIONAL, EngineContract, drain
@@ -29,6 +31,8 @@ from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_
 torch.set_num_threads(1)
 
 PAINT, DIGIT_0, END = 3, 4, 1
+#: A structural tag that llguidance refuses by an assertion.
+NO_TRIGGER = json.dumps({"structures": [{"begin": "", "schema": {}, "end": ""}], "triggers": [""]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +509,30 @@ class TestThinker:
             return
         refused = end.error is not None and (end.error[0], end.error[2:]) == (FailureKind.INVALID, (422,))
         assert refused or end.finish_reason == "length"
+
+    @pytest.mark.parametrize(
+        "form",
+        [
+            pytest.param({"json": {"type": "object", "x-guidance": {"item_separator": "("}}}, id="panic",
+                         marks=pytest.mark.attack("L1")),
+            pytest.param({"structural_tag": NO_TRIGGER}, id="assertion", marks=pytest.mark.attack("L6")),
+        ],
+    )  # fmt: skip
+    def test_a_form_on_which_the_compiler_fails_is_its_clients_mistake(
+        self, thinker: Subject, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any]
+    ) -> None:
+        """1. our own check refuses it; 2. without that vLLM's raises what is no error of its own: a 400, too
+        3. the engine goes on
+        """
+        asked = replace(ask_thinker("k"), params={"structured_outputs": form})
+        for said in ("x-guidance: not served|triggers: one is empty", "the engine can't read this form"):
+            with pytest.raises(InvalidRequestError, match=said):
+                thinker.engine.add(asked)
+            monkeypatch.setattr(sampling, "check_answer_form", lambda *_: None)
+        monkeypatch.undo()
+        params = {"structured_outputs": {"choice": ["yes", "no"]}}
+        said_then = run(thinker.engine, replace(asked, params=params))["k"]
+        assert "".join(output.text for output in said_then) in {"yes", "no"}
 
     @pytest.mark.attack("E6")
     def test_forms_are_compiled_with_the_cpu_that_the_engine_leaves(self, thinker: Subject) -> None:

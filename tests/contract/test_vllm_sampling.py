@@ -168,6 +168,20 @@ def test_a_form_that_may_cost_too_much_is_refused_by_hub_and_stage(vllm_sampling
         token_sampling({"structured_outputs": form})
 
 
+@pytest.mark.attack("L4")
+def test_words_and_tokens_that_cost_too_much_are_refused_by_hub_and_stage(vllm_sampling: Any) -> None:
+    """The hub counts the words for each answer; a stage makes one, and knows the vocabulary."""
+    words = [f"{each}" * 200 for each in range(10)]
+    assert len(params_of_choices(vllm_sampling.SamplingParams(n=2, bad_words=words))) == 2
+    with pytest.raises(InvalidRequestError, match="bad_words: 2000 characters for each of 3 answers"):
+        params_of_choices(vllm_sampling.SamplingParams(n=3, bad_words=words))
+    with pytest.raises(InvalidRequestError, match="bad_words: 6000 characters, where"):
+        token_sampling({"bad_words": words * 3})
+    assert sampling_params(token_sampling({"allowed_token_ids": [5, 3]}), 32).allowed_token_ids == [5, 3]
+    with pytest.raises(InvalidRequestError, match="name each once"):
+        sampling_params(token_sampling({"allowed_token_ids": [5, 3, 5]}), 32)
+
+
 def test_a_salt_is_the_prompts_and_no_parameter_of_vllms(vllm_sampling: Any) -> None:
     """Of a stage that makes tokens, and of one that pools."""
     assert sampling_params(token_sampling({"cache_salt": "a"})) == sampling_params({})

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,11 @@ ATTACKS: Final = (
     ),
     Attack("K4", "records of a megabyte of empty lists", "not decoded, hidden and named; hubs and commands go on"),
     Attack("K5", "a library in the start folder, a pipe in /tmp, where libraries look by themselves", "not looked at"),
+    Attack("L1", "a schema that makes a library in Rust panic", "refused; a panic is an ordinary failure"),
+    Attack("L2", "thousands of $ref, or of rules of a grammar, each of which names the next", "refused by their depth"),
+    Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
+    Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
+    Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
 )
 
 #: Rows without a test, and why.

@@ -17,7 +17,7 @@ class ScriptedEngine:
         self.modality = "text"
         self.refuse = refuse
         self.takes_companions = False
-        self.steps: deque[list[EngineOutput] | Exception] = deque()
+        self.steps: deque[list[EngineOutput] | BaseException] = deque()
         self.requests: dict[str, StageRequest] = {}
         self.aborted: list[str] = []
 
@@ -36,7 +36,7 @@ class ScriptedEngine:
 
     def step(self) -> list[EngineOutput]:
         step = self.steps.popleft() if self.steps else []
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         for output in step:
             if output.finished:

@@ -113,7 +113,7 @@ def chat_params(deploy: DeployConfig, chat: ChatRequest) -> dict[int, dict[str, 
     if chat.logprobs:
         for stage_id, each in logprobs_asked(deploy, chat.modalities, chat.top_logprobs or 0).items():
             more.setdefault(stage_id, {}).update(each)
-    return stage_params(deploy, chat, chat.text_params(), more)
+    return stage_params(deploy, chat, chat.text_params(), more, chat.n or 1)
 
 
 def refuse_embeddings(stages: Sequence[StageConfig], modalities: Sequence[str] | None) -> None:

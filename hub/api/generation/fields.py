@@ -14,6 +14,7 @@ import msgspec
 from hub.api.errors import ModelNotFoundError
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.token_choices import check_token_choices
 from omni_discovery.wire import MAX_LOGPROBS, MAX_PRIORITY
 
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
@@ -177,10 +178,11 @@ def stage_params(
     fields: RequestFields,
     text: Mapping[str, Any],
     more: Mapping[int, Mapping[str, Any]] | None = None,
+    answers: int = 1,
 ) -> dict[int, dict[str, Any]]:
     """The parameters of each stage: ``text`` for text stages, the seed for all, ``more``, then the explicit list.
 
-    Raise InvalidRequestError.
+    Raise InvalidRequestError, also for what costs too much for so many ``answers``.
     """
     explicit = fields.sampling_params_list or []
     refuse_logprobs(deploy.stages, explicit)
@@ -197,6 +199,7 @@ def stage_params(
         asked.update((more or {}).get(stage.stage_id, {}))
         if position < len(explicit):
             asked.update(explicit[position] or {})
+        check_token_choices(asked, answers)
         params[stage.stage_id] = asked
     return params
 

@@ -98,7 +98,7 @@ class Completions:
         answers, modalities = asked.n or 1, ("text",)
         with self._route.omni.rejections.counted():
             more = logprobs_asked(self._route.deploy, modalities, asked.logprobs) if asked.logprobs is not None else {}
-            params = stage_params(self._route.deploy, asked, asked.text_params(), more)
+            params = stage_params(self._route.deploy, asked, asked.text_params(), more, answers * len(asked.prompts))
         asks = [Ask(each, with_seed(params, k), modalities) for each in asked.prompts for k in range(answers)]
         usage = Usage([each.stage_id for each in self._route.deploy.stages], answers)
         answer = _Completion(self._route.deploy, came, usage, asked)

@@ -14,6 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 from omni_discovery.inputs.answer_form import check_answer_form
+from omni_discovery.inputs.token_choices import check_token_choices
 from omni_discovery.wire import MAX_PROMPT_LOGPROBS
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def stage_params(asked: Any) -> dict[str, Any]:
 def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     """The parameters of each of ``n`` answers; a seed is incremented from one to the next, as in vLLM.
 
-    Raise InvalidRequestError if ``n`` is too large, or the answer's form may cost too much.
+    Raise InvalidRequestError if ``n`` is too large, or the answer's form or words may cost too much.
     """
     if asked.n > MAX_ANSWERS:
         raise InvalidRequestError(
@@ -88,6 +89,7 @@ def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     if params.get("structured_outputs"):
         # VLLM's server has made some of them itself, from tools.
         check_answer_form("structured_outputs", params["structured_outputs"])
+    check_token_choices(params, asked.n)
     if asked.n == 1:
         return [params]
     seed = params.get("seed")

@@ -11,8 +11,8 @@ import difflib
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
-from stage_runtime.engines.errors import lacks_memory
+from stage_runtime.engines.errors import is_panic, lacks_memory
 from stage_runtime.engines.files import check_model_files
 from stage_runtime.engines.process_group import seal_single_rank_groups
 from stage_runtime.engines.tokens import BoundedTokenizer
@@ -119,7 +119,23 @@ def put_forms_behind_engine(llm: Any) -> None:
     if getattr(manager, "executor", None) is None:
         return
     manager.executor.shutdown(wait=False)
-    manager.executor = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "omni-forms", _lower_priority)
+    manager.executor = _FormThreads(max(1, (os.cpu_count() or 1) // 2), "omni-forms", _lower_priority)
+
+
+class _FormThreads(ThreadPoolExecutor):
+    """Threads in which a panic is an ordinary failure: vLLM then ends one request, and not its own step."""
+
+    def submit(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_without_panic, act, *args, **kwargs)
+
+
+def _without_panic(act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return act(*args, **kwargs)
+    except BaseException as error:
+        if is_panic(error):
+            raise RuntimeError(f"a library panicked: {error}") from error
+        raise
 
 
 def _lower_priority() -> None:

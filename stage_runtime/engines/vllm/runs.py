@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.errors import is_panic, lacks_memory
 from stage_runtime.engines.vllm.handoff import HiddenStates, Rows
 
 
@@ -47,6 +48,11 @@ class Runs:
             vllm_name = self._llm.add_request(name, prompt, params, lora_request=lora, **more)
         except (ValueError, VLLMValidationError) as error:
             raise InvalidRequestError(str(error)) from error
+        except BaseException as error:
+            # vLLM compiles the form of the answer here, to check it, with libraries that raise anything.
+            if getattr(params, "structured_outputs", None) is None or not _is_of_form(error):
+                raise
+            raise InvalidRequestError(f"structured_outputs: the engine can't read this form: {_line(error)}") from error
         self._names[name] = vllm_name
         # A request reads no prefix cache exactly if the hidden states of all its tokens are wanted, or its prompt's
         # log probabilities; in the second case the recorded rows are dropped with the run.
@@ -66,3 +72,11 @@ class Runs:
         vllm_name = self._names.pop(name, None)
         if self._hidden is not None and vllm_name is not None:
             self._hidden.drop_rows(vllm_name)
+
+
+def _is_of_form(error: BaseException) -> bool:
+    return is_panic(error) or (isinstance(error, Exception) and not lacks_memory(error))
+
+
+def _line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

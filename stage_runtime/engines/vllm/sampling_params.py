@@ -46,6 +46,9 @@ def check_chosen_tokens(params: Any, vocab_size: int) -> None:
         for token_id in getattr(params, name) or ():
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(f"{name}: {token_id} is out of the vocabulary of {vocab_size}")
+    allowed = params.allowed_token_ids or ()
+    if len(set(allowed)) < len(allowed):
+        raise InvalidRequestError("allowed_token_ids: some are there more than once; name each once")
 
 
 def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:

@@ -76,6 +76,9 @@ def nested(depth: int) -> dict[str, Any]:
         ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
         ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
         ({"choice": ["a" * 500_000]}, "form.choice"),
+        ({"json": "no json"}, "form.json: not JSON"),
+        ({"json": '{"maxItems": 1000000000, "minimum": NaN}'}, "form.json: not JSON"),
+        ({"structural_tag": json.dumps({"structures": [{"schema": json.dumps(HUGE)}]})}, "structural_tag: schema: m"),
         ({"choice": ["a" * 500] * 1024}, "form.choice"),
     ],
 )
@@ -93,13 +96,16 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"json": '{"type": "object", "properties": {"minItems": {"type": "integer", "minimum": 1000000000}}}'},
         {"json": {"$ref": "#"}},
         {"json": nested(20)},
-        {"json": "no json"},
+        {"json": {"properties": {"schema": {"const": "{"}, "guidance": {"const": "%json"}}}},
         {"regex": r"\(\d{3}\) [0-9]{4}-(jan|feb){1,2}[{}]{2}x{2,}?{"},
         {"regex": r"([a-z]{1,63}\.){1,8}[a-z]{2,63}"},
         {"regex": r"a\.\[" * 2000},
         {"regex": "a{1,3}?" * 100 + "(?:b)" * 100 + "c*?" * 100},
         {"grammar": "root ::= " + '"[a-z] . [" ' * 1000},
         {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
+        {"grammar": '%llguidance {}\n%import common.INT\n%ignore /[ ]+/\nstart: INT "%d" "100%" /%[a-f]/'},
+        {"grammar": 'root ::= [%a-z] "%s" # %d'},
+        {"structural_tag": '{"structures": [{"begin": "<f=g>", "schema": {}, "end": ""}], "triggers": ["<f=g>", "{"]}'},
         {"choice": ["yes", "no"], "json": None},
         {"json_object": True},
     ],
@@ -153,3 +159,46 @@ def test_a_schema_whose_properties_may_come_in_too_many_orders_is_refused(schema
 )
 def test_schemas_with_many_properties_are_fine(schema: dict[str, Any]) -> None:
     check_answer_form("form", {"json": schema})
+
+
+@pytest.mark.attack("L1")
+@pytest.mark.parametrize("value", [{"item_separator": "("}, {}, None, 7])
+def test_a_key_that_ends_the_compiler_is_refused_wherever_it_is(value: Any) -> None:
+    """Its expressions are no part of the schema, and one that is none ended the process."""
+    schema = {"type": "object", "properties": {"a": {"items": {"x-guidance": value}}}}
+    tags = {"structures": [{"begin": "<f>", "schema": schema, "end": ""}], "triggers": ["<f"]}
+    for form in ({"json": schema}, {"json": json.dumps(schema)}, {"structural_tag": json.dumps(tags)}):
+        with pytest.raises(InvalidRequestError, match="x-guidance: not served here"):
+            check_answer_form("form", form)
+    with pytest.raises(InvalidRequestError, match=r"tools\[0\]: x-guidance: not served here"):
+        check_schema("tools[0]", {"function": {"parameters": schema}})
+
+
+@pytest.mark.attack("L3")
+@pytest.mark.parametrize(
+    ("grammar", "named"),
+    [
+        ('start: %json {"type": "array", "items": {"type": "string", "maxLength": 100000000}}', "%json"),
+        ('start: a\na: "x" %json{"x-guidance": {"item_separator": "("}}', "%json"),
+        ('start: %regex {"substring_chars": "abab"}', "%regex"),
+        ('start: %lark {\nstart: "a"\n}', "%lark"),
+        ('%llguidance {"max_items_in_row": 99999999}\nstart: "a"', "%llguidance"),
+        ('start: "a"\n  %override a: "b"', "%override"),
+        ('start: /a\nb"/ %json {} "', "%json"),
+        ('start: "a" # %json {}', "%json"),
+    ],
+)
+def test_a_grammar_holds_no_other_grammar_and_moves_no_limit(grammar: str, named: str) -> None:
+    """None of the bounds on schemas and expressions would hold for what is inside."""
+    with pytest.raises(InvalidRequestError, match=f"^form.grammar: {named} is not served here, only rules, %ignore"):
+        check_answer_form("form", {"grammar": grammar})
+
+
+@pytest.mark.attack("L3")
+@pytest.mark.attack("L6")
+@pytest.mark.parametrize("trigger", ["", "<a b>", "<a>\nx: %json {}\ny: <b>", "<a\n>"])
+def test_a_tag_begins_with_a_text_or_with_one_token(trigger: str) -> None:
+    """A token is written into the grammar as it is, so it must not hold more."""
+    tags = {"structures": [{"begin": trigger, "schema": {}, "end": ""}], "triggers": ["<f", trigger]}
+    with pytest.raises(InvalidRequestError, match=r"^form\.structural_tag: triggers: "):
+        check_answer_form("form", {"structural_tag": json.dumps(tags)})

@@ -26,7 +26,8 @@ from stage_runtime.engine_loop.jobs import (
 )
 from stage_runtime.engine_loop.loop import EngineLoop, Progress
 from stage_runtime.engine_loop.payloads import Edge, Payloads
-from stage_runtime.engines.base import EngineOutput
+from stage_runtime.engines.base import EngineOutput, StageRequest
+from tests.support.panics import panic
 from tests.support.replica_engine import ScriptedEngine, at_once
 
 
@@ -165,9 +166,16 @@ def test_a_request_past_its_deadline_is_stopped_and_says_so(bench: Bench) -> Non
     assert rest == []
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error"), MemoryError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error"),
+        MemoryError(),
+        pytest.param(panic("an index out of bounds"), marks=pytest.mark.attack("L1")),
+    ],
+)
 def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(
-    bench: Bench, error: Exception, caplog: pytest.LogCaptureFixture
+    bench: Bench, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """1. two requests run, a third waits in the queue; 2. the engine raises, and the log names those that ran
     3. all three end with the reason
@@ -184,6 +192,39 @@ def test_an_engine_that_raises_takes_all_requests_with_it_but_says_so(
     bench.loop.fail_all(FailureKind.ENGINE, "dead")
     broken = [outcome for outcome in bench.outcomes if isinstance(outcome, RequestFailed)]
     assert sorted((end.key, end.kind) for end in broken) == [(key, FailureKind.ENGINE) for key in "abc"]
+
+
+@pytest.mark.attack("L1")
+def test_a_panic_as_a_request_is_added_fails_that_request_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A panic of a library in Rust is no Exception, and ended the replica."""
+    bench.submit("a")
+    bench.turn()
+    add = bench.engine.add
+
+    def add_or_panic(request: StageRequest) -> None:
+        if request.key == "bad":
+            raise panic("unclosed group")
+        add(request)
+
+    monkeypatch.setattr(bench.engine, "add", add_or_panic)
+    bench.submit("bad")
+    bench.submit("b")
+    (failed,) = [outcome for outcome in bench.turn() if isinstance(outcome, RequestFailed)]
+    assert (failed.key, failed.kind, failed.reason) == ("bad", FailureKind.ENGINE, "PanicException: unclosed group")
+    assert set(bench.engine.requests) == {"a", "b"}
+    assert caplog.messages == ["engine.add_failed request=bad"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), GeneratorExit()])
+def test_what_is_to_end_the_process_does(bench: Bench, error: BaseException) -> None:
+    bench.submit("a")
+    bench.turn()
+    bench.engine.steps.append(error)
+    with pytest.raises(type(error)):
+        bench.loop.turn()
+    assert len(bench.loop) == 1
 
 
 def test_what_came_out_before_the_engine_raised_is_not_lost(bench: Bench) -> None:

@@ -53,6 +53,17 @@ def test_vllms_fields_reach_text_stages_and_no_others() -> None:
     assert params == {3: SENT, 5: {}, 6: {}}
 
 
+@pytest.mark.attack("L4")
+def test_bad_words_count_for_each_answer_wherever_they_are_asked_for() -> None:
+    """Each answer turns them into tokens in the engine's thread."""
+    words = ["no" * 100] * 10
+    listed = msgspec.convert({"sampling_params_list": [None, {"bad_words": words}]}, TextFields)
+    for fields in (msgspec.convert({"bad_words": words}, TextFields), listed):
+        stage_params(TRIO, fields, fields.text_params(), answers=2)
+        with pytest.raises(InvalidRequestError, match="bad_words: 2000 characters for each of 3 answers"):
+            stage_params(TRIO, fields, fields.text_params(), answers=3)
+
+
 def test_what_asks_for_nothing_reaches_no_stage() -> None:
     """Clients send such values to every model, and a stage may refuse what it does not know."""
     assert msgspec.convert(NOTHING, TextFields).text_params() == {}
