@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.errors import ConfigError
 from stage_runtime.engines.base import Report
 from stage_runtime.engines.pictures.drawer import PictureDrawer
 from stage_runtime.engines.pictures.engine import PictureEngine
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 def engine_for(stage: StageConfig) -> OmniStage | OmniDiffusion:
     """The engine of a stage, not loaded yet: one that draws if the stage shows pictures. Raise ConfigError."""
+    if stage.final_output == "video":
+        raise ConfigError(
+            f"stage {stage.stage_id}: final_output is video, which engine 'vllm-omni' does not make yet; engine 'torch'"
+            " does"
+        )
     return OmniDiffusion(stage) if stage.final_output == "image" else OmniStage(stage)
 
 

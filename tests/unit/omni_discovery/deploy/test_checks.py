@@ -43,7 +43,7 @@ def test_errors_of_every_kind_come_in_one_go_in_the_order_of_lines(tmp_path: Pat
     told = [line.strip().removeprefix(f"{file}:") for line in str(refused.value).splitlines()[1:]]
     assert [(int(line.partition(":")[0]), line.partition(": ")[2]) for line in told] == [
         (3, f"stage 0: engine 'nope' is not known on this host; there are {', '.join(BUILT_IN_ENGINES)}"),
-        (4, "stage 0.final_output is 'txt'; right would be text, image, audio, embedding or none"),
+        (4, "stage 0.final_output is 'txt'; right would be text, image, audio, video, embedding or none"),
         (5, "stage 0.runtime.num_replicas is 0; right would be a whole number from 1 to 1024"),
         (6, "stage_id 0 appears twice; the first one is in line 2: give one of the two another id"),
         (8, "stage 0.engine: the key is in line 7 already; keep one of the two"),

@@ -157,7 +157,7 @@ def test_an_edge_hands_over_in_pieces_as_it_says_or_as_the_document_says() -> No
         (
             "final_output: picture",
             "",
-            "stage 7.final_output is 'picture'; right would be text, image, audio, embedding or none",
+            "stage 7.final_output is 'picture'; right would be text, image, audio, video, embedding or none",
         ),
         (
             "final_output: text, runtime: {num_replicas: 0}",

@@ -48,7 +48,7 @@ def test_an_answer_is_checked_as_a_file_is_and_overrides_hold() -> None:
     assert resolved.pipeline == "qwen3_tts"
     for bad, told in [
         (answer({"stages": [{**STAGE, "strange": 1}]}), "stage 0.strange is not known"),
-        (answer({"stages": [{**STAGE, "final_output": "video"}]}), "stage 0.final_output is 'video'"),
+        (answer({"stages": [{**STAGE, "final_output": "smell"}]}), "stage 0.final_output is 'smell'"),
         (answer({}), "stages"),
         (b"", "its answer has 0 bytes"),
         (b"x" * (MOST_BYTES + 1), f"its answer has {MOST_BYTES + 1} bytes"),

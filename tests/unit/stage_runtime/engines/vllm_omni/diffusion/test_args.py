@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
@@ -73,3 +74,8 @@ def test_a_stage_that_shows_pictures_is_one_that_draws(monkeypatch: pytest.Monke
     monkeypatch.setattr("stage_runtime.engines.vllm_omni.diffusion.engine.check_versions", lambda _: None)
     assert isinstance(engine_for(stage(max_num_seqs=2)), OmniDiffusion)
     assert engine_for(stage(max_num_seqs=2)).capacity == 2
+
+
+def test_a_stage_that_would_show_videos_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stage 3: final_output is video, which engine 'vllm-omni' does not make yet"):
+        engine_for(replace(stage(), final_output="video"))
