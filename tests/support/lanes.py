@@ -14,9 +14,16 @@ from collections.abc import Sequence
 from typing import Final
 
 LANES: Final = (
-    ("tests/integration", "tests/fault"),
+    ("tests/integration",),
     # Of a speaking model, the short form alone; `make omni-test` runs the others.
-    ("tests/unit", "tests/contract", "tests/gpu", "tests/e2e", "--ignore-glob=tests/e2e/test_vllm_omni*.py"),
+    (
+        "tests/unit",
+        "tests/contract",
+        "tests/fault",
+        "tests/gpu",
+        "tests/e2e",
+        "--ignore-glob=tests/e2e/test_vllm_omni*.py",
+    ),
 )
 #: pytest's exit code when nothing was collected.
 _NOTHING: Final = 5
