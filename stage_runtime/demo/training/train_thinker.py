@@ -53,7 +53,7 @@ class Plan:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
-    """Return the untrained thinker: a Llama decoder of about 0.7 million parameters."""
+    """Return the untrained thinker, or talker: a Llama decoder of 0.7 million parameters, or 0.8 with codes."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

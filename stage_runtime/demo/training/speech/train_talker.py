@@ -9,21 +9,20 @@ import argparse
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 from tokenizers import AddedToken
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from stage_runtime.demo.training.speech.codec import CODEBOOK, CODES, encode_corpus
 from stage_runtime.demo.training.speech.corpus import speak_corpus
 from stage_runtime.demo.training.speech.sentences import any_answer, spoken
-from stage_runtime.demo.training.thinker_tokenizer import AnswerEncoder, build_tokenizer
-from stage_runtime.demo.training.train_thinker import Plan, pad_pairs, save, train
+from stage_runtime.demo.training.thinker_tokenizer import CONTEXT_TOKENS, AnswerEncoder, build_tokenizer
+from stage_runtime.demo.training.train_thinker import Plan, build_model, pad_pairs, save, train
 
 TALKER_FOLDER: Final = Path(__file__).parents[2] / "talker"
-CONTEXT_TOKENS: Final = 256
 END: Final = "<|silent|>"
 _SEED: Final = 47
 #: The share of codes that the talker reads wrong while it learns, so that one mistake of its own leads to no other.
@@ -46,29 +45,6 @@ def talker_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.chat_template = None
     tokenizer.model_max_length = CONTEXT_TOKENS
     return tokenizer
-
-
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """The untrained talker: a Llama decoder of about 0.8 million parameters."""
-    torch.manual_seed(_SEED)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        attention_bias=True,
-        max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-    )
-    make: Any = LlamaForCausalLM  # transformers leaves its constructors untyped
-    model: LlamaForCausalLM = make(config)
-    return model
 
 
 def batches(
@@ -104,7 +80,7 @@ def main() -> None:
     plan = Plan(steps=arguments.steps, batch=48, warmup_steps=40, seed=_SEED)
     corpus = speak_corpus()
     codes = {each.words: row.tolist() for each, row in zip(corpus, encode_corpus(corpus, CODEBOOK), strict=True)}
-    model = build_model(tokenizer)
+    model = build_model(tokenizer, plan.seed)
     train(model, batches(AnswerEncoder(build_tokenizer()), codes, plan, tokenizer), plan)
     save(model, tokenizer, arguments.out)
 
