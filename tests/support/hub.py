@@ -79,6 +79,11 @@ class Hub(Child):
         """Status and body of one chat completion."""
         return self.post({"messages": [{"role": "user", "content": text}], **fields})
 
+    def metric(self, name: str) -> float:
+        """The value of a metric, summed over the labels that the name leaves open."""
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
     def replicas(self, *flags: str) -> list[dict[str, Any]]:
         """The records, as ``omni replicas --json`` prints them."""
         child = Child(["replicas", "--namespace", self.namespace, "--json", *flags], self.folder, "replicas")

@@ -20,6 +20,12 @@ OMNI = [sys.executable, "-m", "omni_discovery"]
 _Found = TypeVar("_Found")
 
 
+def most_mib(pid: int) -> int:
+    """The most memory that a process has held."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
+
+
 def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 30.0) -> _Found:
     """The first truthy value of the probe; fails with ``what`` when none comes in time."""
     deadline_s = time.monotonic() + timeout_s

@@ -10,15 +10,9 @@ import pytest
 
 from tests.support.flooding_replica import CHUNKS, HEADS, PICTURE_BYTES, PICTURES
 from tests.support.hub import Hub
-from tests.support.processes import wait_for
+from tests.support.processes import most_mib, wait_for
 
 DRAWS = "stages: [{stage_id: 0, engine: echo, final_output: image}]"
-
-
-def most_mib(pid: int) -> int:
-    """The most memory that a process has held."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
 
 
 @pytest.mark.attack("A22", "A25")
@@ -58,15 +52,15 @@ def test_heads_that_take_long_to_read_leave_the_hub_to_others(endpoint: str, nam
     hostile = _replica(endpoint, namespace, "0")
     try:
         hub.wait_ready()
-        wait_for("both", lambda: _metric(hub, "omni_hub_replicas_registered") == 2)
+        wait_for("both", lambda: hub.metric("omni_hub_replicas_registered") == 2)
         assert hub.ask("hello")[0] == 200
         before_mib = most_mib(hub.process.pid)
         assert hostile.stdin is not None
         hostile.stdin.write(b"flood\n")
         hostile.stdin.flush()
-        wait_for("the flood", lambda: _metric(hub, 'omni_hub_dropped_frames_total{reason="stale"}') > 0)
+        wait_for("the flood", lambda: hub.metric('omni_hub_dropped_frames_total{reason="stale"}') > 0)
         assert hub.ask("hello")[0] == 200
-        assert _metric(hub, 'omni_hub_dropped_frames_total{reason="stale"}') < HEADS * CHUNKS / 2
+        assert hub.metric('omni_hub_dropped_frames_total{reason="stale"}') < HEADS * CHUNKS / 2
         assert most_mib(hub.process.pid) - before_mib < 400
     finally:
         hub.stop()
@@ -77,12 +71,6 @@ def test_heads_that_take_long_to_read_leave_the_hub_to_others(endpoint: str, nam
 def _replica(endpoint: str, namespace: str, weight: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.support.flooding_replica", endpoint, namespace, weight]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
-
-
-def _metric(hub: Hub, name: str) -> float:
-    """The value of a metric, summed over the labels that the name leaves open."""
-    lines = [line for line in hub.get("/metrics")[1].splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def _document(folder: Path) -> Path:

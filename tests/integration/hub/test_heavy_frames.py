@@ -16,7 +16,7 @@ from hub.replicas.sockets import LoopSocket
 from omni_discovery import wire
 from tests.support.hub import Hub
 from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
-from tests.support.processes import wait_for
+from tests.support.processes import most_mib, wait_for
 
 SOCKETS, MESSAGES, BURN_S, SECONDS = 6, 60, 0.04, 2.0
 IN_PIECES = """
@@ -117,28 +117,18 @@ def test_heads_of_millions_of_maps_cost_a_hub_neither_memory_nor_its_time(
     hostile = subprocess.Popen([*command, "0"], stdin=subprocess.PIPE)
     try:
         hub.wait_ready()
-        wait_for("both", lambda: _metric(hub, "omni_hub_replicas_registered") == 2)
+        wait_for("both", lambda: hub.metric("omni_hub_replicas_registered") == 2)
         assert hub.ask("hello")[0] == 200
-        before_mib = _most_mib(hub.process.pid)
+        before_mib = most_mib(hub.process.pid)
         assert hostile.stdin is not None
         hostile.stdin.write(b"maps\n")
         hostile.stdin.flush()
         malformed = 'omni_hub_dropped_frames_total{reason="malformed"}'
-        wait_for("the flood", lambda: _metric(hub, malformed) > 3)
+        wait_for("the flood", lambda: hub.metric(malformed) > 3)
         assert hub.ask("hello")[0] == 200
-        wait_for("more of it", lambda: _metric(hub, malformed) > 10)
-        assert _most_mib(hub.process.pid) - before_mib < 250
+        wait_for("more of it", lambda: hub.metric(malformed) > 10)
+        assert most_mib(hub.process.pid) - before_mib < 250
     finally:
         hub.stop()
         honest.communicate()
         hostile.communicate()
-
-
-def _metric(hub: Hub, name: str) -> float:
-    lines = [line for line in hub.get("/metrics")[1].splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
-
-
-def _most_mib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10

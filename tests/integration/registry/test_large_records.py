@@ -14,7 +14,7 @@ from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStag
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records import keys
 from tests.support.hub import Hub
-from tests.support.processes import OMNI
+from tests.support.processes import OMNI, most_mib
 
 RECORDS, RECORD_BYTES = 60, 1_200_000
 NESTED_RECORDS = 40
@@ -66,7 +66,7 @@ def test_records_that_are_costly_to_decode_hide_only_themselves(endpoint: str, n
     try:
         hub.wait_ready()
         assert hub.ask("hello")[0] == 200
-        assert _most_mib(hub.process.pid) < 400
+        assert most_mib(hub.process.pid) < 400
         (line,) = [line for line in hub.text.splitlines() if f"watcher.bad_value key={prefix}1/0 " in line]
         assert "has more than 98304 bytes, as no record has: find who writes it" in line
         shown = _omni(["replicas", *etcd], tmp_path)
@@ -92,9 +92,3 @@ def _omni(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*OMNI, *words], capture_output=True, text=True, timeout=120, check=False, cwd=folder, env=variables
     )
-
-
-def _most_mib(pid: int) -> int:
-    """The most memory that a process has held."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10
