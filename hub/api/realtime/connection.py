@@ -30,13 +30,12 @@ from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import read_samples
 from hub.api.realtime.detector import VoiceDetector, detector_missing
-from hub.api.realtime.machine import (
+from hub.api.realtime.events import (
     BeginResponse,
     EncodeSounds,
     EndResponse,
     EventFailed,
     RealtimeEvent,
-    RealtimeMachine,
     ResponseEnded,
     SendEvent,
     SoundCame,
@@ -44,6 +43,7 @@ from hub.api.realtime.machine import (
     SoundsEncoded,
     WordsMade,
 )
+from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.memory import SoundMemory
 from hub.api.realtime.schema import BufferAppend, ItemCreate, id_of, parse_event
 from hub.api.realtime.settings import Abilities

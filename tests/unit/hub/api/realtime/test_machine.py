@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hub.api.realtime.conversation import BYTES_PER_MS, messages_of
-from hub.api.realtime.machine import (
+from hub.api.realtime.events import (
     BeginResponse,
     EncodeSounds,
     EndResponse,
     EventFailed,
     RealtimeAction,
     RealtimeEvent,
-    RealtimeMachine,
     ResponseEnded,
     SendEvent,
     SoundCame,
@@ -27,6 +26,7 @@ from hub.api.realtime.machine import (
     SoundsEncoded,
     WordsMade,
 )
+from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.schema import BufferAppend, parse_event
 from hub.api.realtime.settings import Abilities
 from hub.config import RealtimeBounds
