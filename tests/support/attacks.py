@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,17 @@ ATTACKS: Final = (
     Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
+    Attack(
+        "M1",
+        "realtime items of hundreds of empty parts, each of which makes every later event slower",
+        "counted once, with their memory; 4096 in a conversation",
+    ),
+    Attack("M2", "a replica answers a realtime session with words without end", "cut at 1 MB; counted as they come"),
+    Attack(
+        "M3",
+        "realtime responses of a large conversation, begun and cancelled without end",
+        "the larger, the longer until the next, also where they fail",
+    ),
 )
 
 #: Rows without a test, and why.
