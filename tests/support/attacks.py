@@ -175,6 +175,7 @@ ATTACKS: Final = (
     Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
+    Attack("L7", "a speech for whose talker no penalty is asked", "spoken; its replica goes on"),
 )
 
 #: Rows without a test, and why.
