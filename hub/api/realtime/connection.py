@@ -47,6 +47,7 @@ from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.memory import SoundMemory
 from hub.api.realtime.schema import BufferAppend, ItemCreate, id_of, parse_event
 from hub.api.realtime.settings import Abilities
+from hub.api.realtime.tools import tools_missing
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
+    from omni_discovery.wire import ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +87,8 @@ class Realtime:
         self.memory = SoundMemory(omni.realtime_bounds.max_memory_bytes)
         made = {stage.final_output for stage in deploy.stages}
         self.made = tuple(each for each in ("text", "audio") if each in made)
-        missing = detector_missing()
-        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, missing)
+        missing = detector_missing(), tools_missing(deploy)
+        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, *missing)
 
     async def respond(self, websocket: WebSocket) -> None:
         """Serve one connection."""
@@ -308,13 +310,15 @@ class _Connection:
             params = chat_params(self._realtime.deploy, chat)
         exchange, headers = self._exchange, self._websocket.headers
         outputs = self._omni.generate(
-            {"messages": begin.messages},
+            {"messages": begin.messages, **made.tools},
             request_id=f"{exchange.request_id}-{begin.response_id.rpartition('_')[2]}",
             label=exchange.label,
             key=exchange.key,
             modalities=chat.modalities,
             params=params,
             received_s=time.perf_counter(),
+            # What calls a function is not to be said, which is known when it is whole.
+            async_chunk=False if made.tools else None,
             trace_headers=trace_headers(headers) if self._omni.is_traced else None,
         )
         async with aclosing(outputs):
@@ -323,14 +327,14 @@ class _Connection:
                 await self._show(begin.response_id, output, made)
         if rest := await self._realtime.sounds.finished(made.sound):
             await self._perform(SoundMade(begin.response_id, rest))
-        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut))
+        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut, calls=made.calls))
 
     async def _show(self, response_id: str, output: OmniOutput, made: _Made) -> None:
         if not made.takes(output):
             return
         await self._outbox.room()
-        if output.text:
-            await self._perform(WordsMade(response_id, output.text))
+        if words := made.words_of(output):
+            await self._perform(WordsMade(response_id, words))
         if output.data:
             async for samples in self._realtime.sounds.encoded(made.sound, output.data):
                 if samples:
@@ -349,6 +353,11 @@ class _Made:
         self._choices = Choices(self.modalities)
         self._usage = Usage([stage.stage_id for stage in realtime.deploy.stages])
         self.is_cut = False
+        #: What may be called, as the first stage gets it; and what is.
+        self.tools = begin.settings.tools.inputs()
+        self.calls: Sequence[ToolCall] = ()
+        #: Words that may turn out to be a call.
+        self._held: list[str] = []
 
     def chat(self) -> ChatRequest:
         """The same, as a chat would ask it."""
@@ -370,6 +379,20 @@ class _Made:
         self._choices.note_end(choice, output)
         self.is_cut = choice.finish_reason == "length"
         return True
+
+    def words_of(self, output: OmniOutput) -> str:
+        """The words that are shown by an output that it takes: where tools may be called, all of them at the end."""
+        if not self.tools:
+            return output.text
+        self._held.append(output.text)
+        if output.finish_reason is None or output.modality != "text":
+            return ""
+        words, called = "".join(self._held), output.called
+        self._held.clear()
+        if called is None:
+            return words
+        self.calls = called.calls
+        return called.content
 
     def shown_usage(self) -> dict[str, Any]:
         """The token counts, as responses have them."""
