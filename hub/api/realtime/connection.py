@@ -22,7 +22,7 @@ from hub.api.audio.encoder import SoundFile
 from hub.api.chat.choices import Choices
 from hub.api.chat.schema import ChatRequest, ChatSound, chat_params
 from hub.api.door.guard import still_opens
-from hub.api.errors import NotServedError, UnauthorizedError, error_response
+from hub.api.errors import NotServedError, UnauthorizedError, describe, error_response
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
@@ -98,10 +98,16 @@ class Realtime:
             with self.omni.rejections.counted():
                 self._check(websocket)
         except OmniError as error:
+            self.note_refusal("session", describe(error)[1]["error"]["code"])
             await websocket.send_denial_response(error_response(error))
             return
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in _subprotocols(websocket) else None)
-        await _Connection(self, websocket).run()
+        with self.omni.hub_metrics.realtime_sessions.track_inprogress():
+            await _Connection(self, websocket).run()
+
+    def note_refusal(self, kind: str, code: str) -> None:
+        """Count what is refused: a ``session``, or an ``event`` of one."""
+        self.omni.hub_metrics.realtime_refusals.labels(kind, code).inc()
 
     def _check(self, websocket: WebSocket) -> None:
         """Raise InvalidRequestError for a session that is not served here."""
@@ -250,14 +256,19 @@ class _Connection:
     def _put_all(self, actions: list[Any]) -> None:
         for action in actions:
             if isinstance(action, SendEvent):
-                self._outbox.put(action.event)
+                self._send(action.event)
+
+    def _send(self, event: Mapping[str, Any]) -> None:
+        if event["type"] == "error":
+            self._realtime.note_refusal("event", event["error"]["code"])
+        self._outbox.put(event)
 
     async def _perform(self, event: RealtimeEvent) -> None:
         """Apply an event, and carry out what follows."""
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
-                    self._outbox.put(action.event)
+                    self._send(action.event)
                 case EncodeSounds():
                     await self._encode(action)
                 case BeginResponse():

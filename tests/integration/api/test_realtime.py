@@ -11,7 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from httpx import AsyncClient
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -220,6 +222,33 @@ async def test_a_session_that_is_not_served_is_refused_before_it_begins(hub: Ser
         assert said in json.loads(refused.value.response.body or b"{}")["error"]["message"]
     async with served(SPEAKER) as other, plain(other, subprotocols=["realtime"]) as connection:  # type: ignore[list-item]
         assert connection.subprotocol == "realtime"
+
+
+async def counted(hub: Served, name: str, **labels: str) -> float:
+    """A metric, as Prometheus gets it; 0.0 before it has a value."""
+    async with AsyncClient() as client:
+        families = text_string_to_metric_families((await client.get(f"{hub.address}/metrics")).text)
+    samples = [each for family in families for each in family.samples if each.name == name]
+    return next((each.value for each in samples if each.labels == labels), 0.0)
+
+
+async def test_open_sessions_and_what_is_refused_are_counted(hub: Served) -> None:
+    """1. two sessions, one of which sends what is wrong; 2. one that does not begin; 3. none, once both have left"""
+    sessions, refused = "omni_hub_realtime_sessions", "omni_hub_realtime_refusals_total"
+    async with talking(hub), plain(hub) as connection:
+        assert await counted(hub, sessions) == 2
+        for event in ('{"type": "song"}', '{"type": "response.cancel"}', '{"type": "song"}'):
+            await connection.send(event)
+            await hear(connection, "error")
+        assert await counted(hub, refused, kind="event", code="invalid_request") == 2
+        assert await counted(hub, refused, kind="event", code="response_cancel_not_active") == 1
+        with pytest.raises(InvalidStatus):
+            async with plain(hub, "?model=other"):
+                pass
+        assert await counted(hub, refused, kind="session", code="model_not_found") == 1
+        assert await counted(hub, sessions) == 2
+    await until(lambda: not hub.omni.hub_metrics.registry.get_sample_value(sessions), WAIT_S)
+    assert await counted(hub, sessions) == 0
 
 
 @pytest.mark.attack("J1")
