@@ -140,6 +140,9 @@ def test_a_stage_that_could_read_no_calls_does_not_start(tmp_path: Path) -> None
     split = replace(tool_stage(tmp_path / "thinker", pd="prefill", kv_transfer_config=transfer), final_output="none")
     with pytest.raises(ConfigError, match="split into prefill and decode"):
         create_engine(split)
+    pooling = replace(tool_stage(tmp_path / "thinker"), final_output="embedding")
+    with pytest.raises(ConfigError, match="tool_call_parser: a stage that pools has none"):
+        create_engine(pooling)
 
 
 def test_a_stage_without_a_parser_says_what_is_missing() -> None:

@@ -65,7 +65,7 @@ class SessionTools:
         try:
             asked_tools({"messages": [], **changed.inputs()})
         except InvalidRequestError as error:
-            raise InvalidRequestError(f"'{where}': {error}") from error
+            raise InvalidRequestError(f"{where}.{error}") from error
         return changed
 
 

@@ -1,7 +1,8 @@
 """A vLLM stage that generates tokens, in the replica's own process and stepped by the thread that owns it.
 
 vLLM starts no process of its own here: engine, process and lease live and die together. The same code runs vLLM's CPU
-and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd`` and ``allow_rpc``.
+and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd``, ``allow_rpc`` and
+``tool_call_parser``.
 """
 
 from __future__ import annotations

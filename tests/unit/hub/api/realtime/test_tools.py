@@ -42,7 +42,7 @@ def test_each_field_changes_what_it_names() -> None:
         ({"tools": [{"type": "function", "name": "two words"}]}, "can't be used"),
         ({"tool_choice": {"type": "mcp"}, "tools": [ADD]}, "can't be used"),
         ({"tool_choice": "required"}, "there are no tools that could be called"),
-        ({"tools": [ADD], "tool_choice": {**NAMED, "name": "sing"}}, "no tool 'sing'"),
+        ({"tools": [ADD], "tool_choice": {**NAMED, "name": "sing"}}, r"session\.tool_choice: there is no tool 'sing'"),
         ({"tools": [ADD, ADD]}, "the same name"),
         ({"tools": [{**ADD, "name": f"f{number}"} for number in range(129)]}, "tools can't be used"),
         ({"tools": [{**ADD, "description": "x" * (1 << 18)}]}, "describe fewer"),
