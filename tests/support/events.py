@@ -226,6 +226,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "embedded_etcd.this_machine_only": "stages are left to other hosts, which can't reach this hub's own etcd",
     "engine.add_failed": "the engine raised for a new request, which fails",
     "engine.bad_output": "the engine put out something invalid for a request, which fails",
+    "engine.calls_not_read": "a model's answer could not be read as calls of functions, and goes out as text",
     "engine.control": "the engine was told by a control call",
     "engine.control_failed": "the engine raised in a control call",
     "engine.died": "the engine raised in a step: the replica ends, and its requests move",

@@ -236,6 +236,8 @@ def _capital(text: str) -> str:
 
 #: What a label of a metric says.
 _LABELS: Final = {
+    "code": "the code of [an error](../http-api.md#errors), or one of OpenAI's for events of a session:"
+    " `input_audio_buffer_full`, `conversation_already_has_active_response` ...",
     "component": "`hub` or `supervisor`",
     "device": "the devices that the replica was shown",
     "engine": "the engine of the stage",
@@ -244,6 +246,7 @@ _LABELS: Final = {
     " `revoked` ...",
     "hub": "the id of a hub",
     "gpu": "the GPU's number among those that the replica sees",
+    "kind": "of what `/v1/realtime` has refused: `session` or `event`",
     "key": "the name of an API key, or `admin` or `metrics` for those tokens; never a key",
     "model": "the model of the stage",
     "namespace": "the namespace in etcd",
@@ -488,6 +491,7 @@ _JOB_FIELDS: Final = {
     "created_at": "wall clock of its request, seconds",
     "expires_at": "wall clock from which on it is deleted with its files, seconds",
     "client": "the name of the API key that has made it; empty where none is asked for",
+    "client_mark": "what tells that key from others of its name; empty where none is asked for",
     "hub": "the hub that keeps it to itself, for lack of a job store; empty: any hub may work on it",
     "owner": "the hub that works on it; empty: none",
     "owner_lease": "the lease that the key of that hub must have; else another may claim the job",
