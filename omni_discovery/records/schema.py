@@ -90,6 +90,7 @@ class ReplicaInfo:
     content: str = ""
     code: str = ""
     deterministic: bool = False
+    partial_images: bool = False
     voices: Sequence[str] = field(default_factory=list)
     leased: bool = True
 
@@ -174,6 +175,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: _Text = ""
     #: Whether its output is a function of a request's input and seed: another replica makes the same again.
     deterministic: bool | msgspec.UnsetType = msgspec.UNSET
+    #: Whether it takes the parameter ``partial_images``: unfinished pictures come before a finished one.
+    partial_images: bool | msgspec.UnsetType = msgspec.UNSET
     #: The names of the voices that it can speak with; absent for none.
     voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
 

@@ -72,6 +72,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     ``wire.TokenLogprobs``; ``prompt_logprobs``, on the first output with tokens, has one for each prompt token but the
     first. ``prompt_token_ids``, on that output too, is the prompt after items such as pictures were put into it.
     ``stop_reason`` is the token or text of the request's stop parameters that ended the answer, if one did.
+    ``partial_image`` says that ``image_png`` is an unfinished picture, and which: see ``PartialImageEngine``.
     """
 
     key: str
@@ -94,6 +95,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     #: A whole video, as an MP4 file.
     video_mp4: bytes | None = None
+    partial_image: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -248,6 +250,18 @@ class SpeakingEngine(Protocol):
     @property
     def voices(self) -> Sequence[str]:
         """After ``load``: the names that clients may give; the first 256 of at most 64 characters are shown to them."""
+
+
+class PartialImageEngine(Protocol):
+    """Offered by an engine that draws step by step and can show how far a picture is."""
+
+    @property
+    def gives_partial_images(self) -> bool:
+        """After ``load``: whether it takes the parameter ``partial_images``, of 0 to ``wire.MAX_PARTIAL_IMAGES``.
+
+        At most so many outputs with ``partial_image``, counted from 0, come before each picture: what it would be if
+        it were finished now. They change nothing of the finished picture, and no hub keeps or repeats them.
+        """
 
 
 class MeasuredEngine(Protocol):

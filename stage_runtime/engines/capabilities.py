@@ -22,6 +22,7 @@ from stage_runtime.engines.base import (
     DeterministicEngine,
     KvEngine,
     MeasuredEngine,
+    PartialImageEngine,
     PieceEngine,
     ResumingEngine,
     SegmentEngine,
@@ -38,7 +39,8 @@ _Member = TypeVar("_Member")
 OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
 OPTIONAL_ATTRIBUTES: Final = (
-    *("controls", "deterministic", "kv_hosts", "model_details", "not_resumable", "takes_companions", "voices"),
+    *("controls", "deterministic", "gives_partial_images", "kv_hosts", "model_details", "not_resumable"),
+    *("takes_companions", "voices"),
 )
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
 _NEAR: Final = 0.8
@@ -75,6 +77,10 @@ class Capabilities:
     def is_deterministic(self) -> bool:
         """Whether the engine says that its output is a function of a request's input and seed."""
         return _read(lambda: cast(DeterministicEngine, self.engine).deterministic) is True
+
+    def gives_partial_images(self) -> bool:
+        """Whether the engine can put out unfinished pictures."""
+        return _read(lambda: cast(PartialImageEngine, self.engine).gives_partial_images) is True
 
     def voices(self) -> list[str]:
         """The voices that it can speak with, see ``SpeakingEngine``; empty if it names none."""

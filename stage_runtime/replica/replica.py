@@ -260,6 +260,8 @@ class Replica:
             known["connectors"] = {**self._payloads.endpoints(), KV: {"hosts": hosts}}
         if is_deterministic(stage, self._engine):
             known["deterministic"] = True
+        if capabilities_of(self._engine).gives_partial_images():
+            known["partial_images"] = True
         self._describe(
             phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
         )

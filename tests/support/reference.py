@@ -384,6 +384,7 @@ _REPLICA_FIELDS: Final = {
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
 }
 _API_KEY_FIELDS: Final = {
