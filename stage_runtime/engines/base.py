@@ -18,6 +18,7 @@ import msgspec
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import ENGINE_GROUPS, check_packages, find_plugins
+from omni_discovery.records.params import ParamBounds
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
 from stage_runtime.config import ControlRefusedError
 
@@ -250,6 +251,17 @@ class SpeakingEngine(Protocol):
     @property
     def voices(self) -> Sequence[str]:
         """After ``load``: the names that clients may give; the first 256 of at most 64 characters are shown to them."""
+
+
+class TypedEngine(Protocol):
+    """Offered by an engine that can say beforehand which parameters it takes."""
+
+    @property
+    def params(self) -> Mapping[str, ParamBounds]:
+        """After ``load``: each parameter that ``add`` takes. A request with any other value can't be served.
+
+        Hubs refuse a job with another at once, where it would fail in minutes.
+        """
 
 
 class PartialImageEngine(Protocol):

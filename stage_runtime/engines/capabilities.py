@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from omni_discovery.records.params import ParamBounds
 from stage_runtime.engines.base import (
     CheckedEngine,
     CompanionEngine,
@@ -29,6 +30,7 @@ from stage_runtime.engines.base import (
     SpeakingEngine,
     StageRequest,
     ThreadedEngine,
+    TypedEngine,
 )
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "ch
 #: Attributes and properties that it may have.
 OPTIONAL_ATTRIBUTES: Final = (
     *("controls", "deterministic", "gives_partial_images", "kv_hosts", "model_details", "not_resumable"),
-    *("takes_companions", "voices"),
+    *("params", "takes_companions", "voices"),
 )
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
 _NEAR: Final = 0.8
@@ -81,6 +83,10 @@ class Capabilities:
     def gives_partial_images(self) -> bool:
         """Whether the engine can put out unfinished pictures."""
         return _read(lambda: cast(PartialImageEngine, self.engine).gives_partial_images) is True
+
+    def params(self) -> Mapping[str, ParamBounds] | None:
+        """The parameters that it takes, see ``TypedEngine``; None if it does not say."""
+        return _read(lambda: cast(TypedEngine, self.engine).params)
 
     def voices(self) -> list[str]:
         """The voices that it can speak with, see ``SpeakingEngine``; empty if it names none."""

@@ -386,6 +386,7 @@ _REPLICA_FIELDS: Final = {
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
     "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
+    "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",
 }
 _API_KEY_FIELDS: Final = {
     "schema": _SCHEMA,

@@ -162,14 +162,14 @@ def url_of_part(part: Part) -> str:
         raise InvalidRequestError(
             f"'{part.name}' is a file (curl -F image=@cat.png), not a text or URL; nothing is fetched"
         )
-    kind = _kind_of(bytes(part.content[:12]))
+    kind = kind_of(bytes(part.content[:12]))
     if not kind or (part.name == "mask" and kind != "png"):
         wanted = "a PNG" if part.name == "mask" else "a PNG, JPEG, WEBP or GIF"
         raise InvalidRequestError(f"'{part.name}' is no picture that can be read here: send the file of {wanted}")
     return f"data:image/{kind};base64,{base64.b64encode(part.content).decode()}"
 
 
-def _kind_of(head: bytes) -> str:
+def kind_of(head: bytes) -> str:
     """The kind of a picture's file by its first bytes; empty for any other file."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
