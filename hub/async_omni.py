@@ -23,7 +23,7 @@ from hub.config import ClientBounds, HubConfig, RealtimeBounds
 from hub.engine_control import CollectiveCalls
 from hub.engine_protocol import EngineProtocol
 from hub.metrics import HubMetrics
-from hub.orchestrator.active import AbortRequest, AddRequest, UpdateRequest
+from hub.orchestrator.active import AbortRequest, Active, AddRequest, UpdateRequest
 from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
@@ -31,6 +31,8 @@ from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
+from hub.receipts.book import ReceiptBook
+from hub.receipts.ring import ReceiptRing
 from hub.replicas.long_turns import LongTurns
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import make_context
@@ -140,6 +142,8 @@ def _checked(segment: object) -> Mapping[str, Any]:
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
 #: How long the last aborts may take to be sent before the sockets are closed.
 _FLUSH_S: Final = 0.05
+#: How old the oldest output that a client has not read must be before its request ends for others to have room.
+_PATIENCE_S: Final = 5.0
 #: Requests that the error of an abort names.
 _MOST_NAMED: Final = 10
 
@@ -184,11 +188,16 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self._queues: dict[str, OutputQueue] = {}
         #: The id inside the hub of each request in flight, by the client's id.
         self._inner_ids: dict[str, str] = {}
-        options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
+        keeps = self._config.receipts > 0
+        times_s = self._config.pick_timeout_s, self._config.load_fresh_s
+        options = PoolOptions(*times_s, labels=labels or {}, keeps_pictures=keeps)
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The versions of the deploy document that have requests or take them.
         self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
         self._admission = Admission(self.releases, self._config)
+        self._ring = ReceiptRing(self._config.receipts) if keeps else None
+        #: What became of requests, and why they went where they went. Used on the hub's loop.
+        self.receipts = ReceiptBook(hub_id, policy, self._ring, pools, self._running, self._encode_receipt)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the next two, which the registry's thread uses, too.
@@ -253,6 +262,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             tracing=self._tracing,
             releases=self.releases,
             stories=self._stories,
+            receipts=self._ring,
             remote_replica_factory=self._remote_replica_factory,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
@@ -397,6 +407,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 raise InvalidRequestError(f"a request with the id {parts.request_id!r} is already running")
             request = self._admission.check(parts, live_hubs)
             self.check_serving()
+            if len(self._queues) >= self._config.max_in_flight:
+                with suppress(asyncio.QueueFull):
+                    self._end_unread()
             self._admission.admit(request, len(self._queues), live_hubs)
             queue = self._enqueue(orchestrator, request)
         inner_id = request.request_id
@@ -407,9 +420,27 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 yield output
         finally:
             feeder.stop()
-            del self._queues[inner_id], self._inner_ids[request.shown_id]
+            self._forget_queue(request.shown_id, inner_id)
             if not queue.has_ended:
                 self._ask(AbortRequest(inner_id))
+
+    def _forget_queue(self, shown_id: str, inner_id: str) -> None:
+        self._queues.pop(inner_id, None)
+        # Another request may have the client's name by now.
+        if self._inner_ids.get(shown_id) == inner_id:
+            del self._inner_ids[shown_id]
+
+    def _end_unread(self) -> None:
+        """Make room: end the request whose client has left its output unread for longest, if that is long at all."""
+        inner_id, queue = min(self._queues.items(), key=lambda item: item[1].unread_since_s)
+        if time.monotonic() - queue.unread_since_s < _PATIENCE_S:
+            return
+        error = OverloadedError("the client reads too slowly, and this hub needs the place for others")
+        if not queue.has_ended:
+            self._ask(AbortRequest(inner_id, error))
+        queue.discard(error)
+        # The client's name, then the number that admission gave it.
+        self._forget_queue(inner_id.rpartition("~")[0], inner_id)
 
     async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
         """Send a ``segmented`` request its next segment, if any; ``is_last``: the last one. Return once it is accepted.
@@ -503,6 +534,12 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             raise
         self._queues[request.request_id], self._inner_ids[request.shown_id] = queue, request.request_id
         return queue
+
+    def _running(self) -> list[Active]:
+        return [] if self._orchestrator is None else self._orchestrator.running()
+
+    def _encode_receipt(self, request_id: str) -> bytes:
+        return self._running_orchestrator().encode_receipt(request_id)
 
     def _running_orchestrator(self) -> Orchestrator:
         if self._orchestrator is None:
