@@ -22,7 +22,7 @@ from hub.api.audio.encoder import SoundFile
 from hub.api.chat.choices import Choices
 from hub.api.chat.schema import ChatRequest, ChatSound, chat_params
 from hub.api.door.guard import still_opens
-from hub.api.errors import NotServedError, UnauthorizedError, error_response
+from hub.api.errors import NotServedError, UnauthorizedError, describe, error_response
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
@@ -47,6 +47,7 @@ from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.memory import SoundMemory
 from hub.api.realtime.schema import BufferAppend, ItemCreate, ResponseCreate, SessionUpdate, id_of, parse_event
 from hub.api.realtime.settings import Abilities
+from hub.api.realtime.tools import tools_missing
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
+    from omni_discovery.wire import ToolAnswer, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,8 @@ class Realtime:
         self.memory = SoundMemory(omni.realtime_bounds.max_memory_bytes)
         made = {stage.final_output for stage in deploy.stages}
         self.made = tuple(each for each in ("text", "audio") if each in made)
-        missing = detector_missing()
-        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, missing)
+        missing = detector_missing(), tools_missing(deploy)
+        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, *missing)
 
     async def respond(self, websocket: WebSocket) -> None:
         """Serve one connection."""
@@ -100,10 +102,16 @@ class Realtime:
             with self.omni.rejections.counted():
                 self._check(websocket)
         except OmniError as error:
+            self.note_refusal("session", describe(error)[1]["error"]["code"])
             await websocket.send_denial_response(error_response(error))
             return
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in _subprotocols(websocket) else None)
-        await _Connection(self, websocket).run()
+        with self.omni.hub_metrics.realtime_sessions.track_inprogress():
+            await _Connection(self, websocket).run()
+
+    def note_refusal(self, kind: str, code: str) -> None:
+        """Count what is refused: a ``session``, or an ``event`` of one."""
+        self.omni.hub_metrics.realtime_refusals.labels(kind, code).inc()
 
     def _check(self, websocket: WebSocket) -> None:
         """Raise InvalidRequestError for a session that is not served here."""
@@ -257,7 +265,12 @@ class _Connection:
     def _put_all(self, actions: list[Any]) -> None:
         for action in actions:
             if isinstance(action, SendEvent):
-                self._outbox.put(action.event)
+                self._send(action.event)
+
+    def _send(self, event: Mapping[str, Any]) -> None:
+        if event["type"] == "error":
+            self._realtime.note_refusal("event", event["error"]["code"])
+        self._outbox.put(event)
 
     async def _perform(self, event: RealtimeEvent) -> None:
         """Apply an event, and carry out what follows."""
@@ -268,7 +281,7 @@ class _Connection:
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
-                    self._outbox.put(action.event)
+                    self._send(action.event)
                 case EncodeSounds():
                     await self._encode(action)
                 case BeginResponse():
@@ -328,13 +341,15 @@ class _Connection:
             params = chat_params(self._realtime.deploy, chat)
         exchange, headers = self._exchange, self._websocket.headers
         outputs = self._omni.generate(
-            {"messages": begin.messages},
+            {"messages": begin.messages, **made.tools},
             request_id=f"{exchange.request_id}-{begin.response_id.rpartition('_')[2]}",
             label=exchange.label,
             key=exchange.key,
             modalities=chat.modalities,
             params=params,
             received_s=time.perf_counter(),
+            # What calls a function is not to be said, which is known when it is whole.
+            async_chunk=False if made.tools else None,
             trace_headers=trace_headers(headers) if self._omni.is_traced else None,
         )
         async with aclosing(outputs):
@@ -347,7 +362,8 @@ class _Connection:
                     break
         if rest := await self._realtime.sounds.finished(made.sound):
             await self._perform(SoundMade(begin.response_id, rest))
-        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut or made.is_full))
+        is_cut = made.is_cut or made.is_full
+        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), is_cut, calls=made.calls))
 
     async def _show(self, response_id: str, output: OmniOutput, made: _Made) -> None:
         if not made.takes(output):
@@ -375,6 +391,11 @@ class _Made:
         self._usage = Usage([stage.stage_id for stage in realtime.deploy.stages])
         self.is_cut = False
         self._room_bytes = _MOST_WORDS_BYTES
+        #: What may be called, as the first stage gets it; and what is.
+        self.tools = begin.settings.tools.inputs()
+        self.calls: Sequence[ToolCall] = ()
+        #: Words that may turn out to be a call.
+        self._held: list[str] = []
 
     @property
     def is_full(self) -> bool:
@@ -403,10 +424,31 @@ class _Made:
         return True
 
     def words_of(self, output: OmniOutput) -> str:
-        """The words of an output, as far as they have room."""
-        words, room_bytes = output.text.encode(errors="replace"), self._room_bytes
+        """The words that are shown by an output that it takes, as far as they have room.
+
+        Where tools may be called, all of them come at the end.
+        """
+        words = self._within(output.text)
+        if not self.tools:
+            return words
+        self._held.append(words)
+        is_whole = output.finish_reason is not None and output.modality == "text"
+        if not (is_whole or self.is_full):
+            return ""
+        words, called = "".join(self._held), output.called
+        self._held.clear()
+        if called is None or self.is_full:
+            return words
+        self._room_bytes = _MOST_WORDS_BYTES - _size_of(called)
+        if self.is_full:
+            return words
+        self.calls = called.calls
+        return called.content
+
+    def _within(self, text: str) -> str:
+        words, room_bytes = text.encode(errors="replace"), self._room_bytes
         self._room_bytes -= len(words)
-        return words[:room_bytes].decode(errors="ignore") if self.is_full else output.text
+        return words[:room_bytes].decode(errors="ignore") if self.is_full else text
 
     def shown_usage(self) -> dict[str, Any]:
         """The token counts, as responses have them."""
@@ -419,6 +461,11 @@ class _Made:
             "output_tokens": made,
             "output_token_details": {"text_tokens": made - sound, "audio_tokens": sound},
         }
+
+
+def _size_of(called: ToolAnswer) -> int:
+    texts = [called.content, *(call.name + call.arguments for call in called.calls)]
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 class _Outbox:

@@ -9,6 +9,7 @@ from typing import Any
 from hub.api.realtime.schema import ClientEvent
 from hub.api.realtime.settings import SessionSettings
 from omni_discovery.errors import OmniError
+from omni_discovery.wire import ToolCall
 
 # ---- what happens, besides events of the client
 
@@ -49,12 +50,16 @@ class SoundMade:
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnded:
-    """The response has ended. ``error`` None: as it should, or at its ``max_output_tokens``."""
+    """The response has ended. ``error`` None: as it should, or at its ``max_output_tokens``.
+
+    ``calls`` are the functions that it calls, behind its words.
+    """
 
     response_id: str
     usage: Mapping[str, Any] | None = None
     is_cut: bool = False
     error: OmniError | None = None
+    calls: Sequence[ToolCall] = ()
 
 
 @dataclass(frozen=True, slots=True)

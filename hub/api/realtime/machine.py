@@ -56,6 +56,7 @@ from hub.api.realtime.schema import (
 from hub.api.realtime.settings import Abilities, first_settings, for_response, updated
 from hub.config import RealtimeBounds
 from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.wire import ToolCall
 
 #: The shortest turn.
 _LEAST_TURN_MS = 100
@@ -378,7 +379,7 @@ class RealtimeMachine:
         elif event.is_cut:
             status = "incomplete"
             response.details = {"type": status, "reason": "max_output_tokens"}
-        return self._finish(response, status)
+        return self._finish(response, status, event.calls)
 
     def _cancel(self, event: ResponseCancel, now_s: float) -> list[RealtimeAction]:
         response = self._response
@@ -395,10 +396,25 @@ class RealtimeMachine:
             actions.append(self._cut(response.item, content, 0, heard_ms, is_whole=False))
         return actions
 
-    def _finish(self, response: SpokenResponse, status: str) -> list[RealtimeAction]:
+    def _finish(self, response: SpokenResponse, status: str, calls: Sequence[ToolCall] = ()) -> list[RealtimeAction]:
         self._response = None
         self.conversation.recount(response.item)
-        return list(map(self._send, response.end(status, self._before(response.item))))
+        actions: list[RealtimeAction] = [*map(self._send, response.end(status, self._before(response.item)))]
+        for call in calls:
+            actions += self._call(response, call)
+        return [*actions, self._send(response.done())]
+
+    def _call(self, response: SpokenResponse, call: ToolCall) -> list[RealtimeAction]:
+        item = ConversationItem(
+            self._new_id("item"), "function_call", status="in_progress", call_id=self._new_id("call"), name=call.name
+        )
+        before, removed = None, list[str]()
+        if response.in_conversation:
+            removed = self.conversation.make_room(0, truncates=True)
+            before = self.conversation.add(item, len(self.conversation))
+        events = response.call(item, call.arguments, before)
+        self.conversation.recount(item)
+        return [*map(self._deleted, removed), *map(self._send, events)]
 
     def _before(self, item: ConversationItem) -> str | None:
         before: str | None = None
