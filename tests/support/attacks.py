@@ -177,6 +177,17 @@ ATTACKS: Final = (
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
     Attack("L7", "a speech for whose talker no penalty is asked", "spoken; its replica goes on"),
+    Attack(
+        "M1",
+        "realtime items of hundreds of empty parts, each of which makes every later event slower",
+        "counted once, with their memory; 4096 in a conversation",
+    ),
+    Attack("M2", "a replica answers a realtime session with words without end", "cut at 1 MB; counted as they come"),
+    Attack(
+        "M3",
+        "realtime responses of a large conversation, begun and cancelled without end",
+        "the larger, the longer until the next, also where they fail",
+    ),
     Attack("M7", "a thousand videos asked for at once", "no more get a place than there are, of each key and in all"),
     Attack("M8", "a job whose record no hub can read", "a 400; nothing is written; junk is one line in the log"),
     Attack("M9", "a key by the name of another, in a second file, in etcd or later", "none of the other's videos"),
