@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hub.replicas.events import ClientEvent
     from hub.replicas.factory import RemoteReplicaFactory
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
+    from omni_discovery.records.params import ParamBounds
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
@@ -337,6 +338,10 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def voices(self) -> list[str]:
         """The voices that this pipeline's replicas can speak with, sorted."""
         return self.releases.voices()
+
+    def params_taken(self, stage_id: int) -> list[Mapping[str, ParamBounds] | None]:
+        """What each replica of a stage that takes work says that its parameters may be; None: it says nothing."""
+        return self.releases.params_taken(stage_id)
 
     async def generate(
         self,
