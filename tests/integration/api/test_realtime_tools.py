@@ -14,14 +14,16 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from omni_discovery.wire import ToolAnswer, ToolCall
 from stage_runtime.engine_loop import check_output
+from stage_runtime.engines.base import EngineOutput
 from stage_runtime.engines.echo import engine
+from stage_runtime.engines.vllm.base import LlmStage
 from tests.support.engines import as_the_supervisor_has_it
 from tests.support.speaking import CALLER, LISTENER, served, spoken
 from tests.support.talking import WAIT_S, Talk, sound_of, talking, words_of
 from tests.support.tool_model import ASK, no_spaces, tool_stage, write_model
 
-# As the supervisor has it; threads that spin for each other make tiny models slow.
-torch.set_num_threads(1)
+#: Once vLLM has loaded, torch's own name for it does nothing.
+set_num_threads = torch.set_num_threads
 
 ADD: Any = {"type": "function", "name": "add", "description": "Add two numbers.", "parameters": {"type": "object"}}
 
@@ -101,8 +103,19 @@ async def answer_to(connection: ClientConnection, text: str) -> dict[str, Any]:
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-async def test_a_real_model_calls_a_function_and_answers_by_what_it_says(tmp_path: Path) -> None:
+async def test_a_real_model_calls_a_function_and_answers_by_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has to call one, which any model can; what that says is a sum, which this model knows."""
+    step = LlmStage.step
+
+    def alone(engine: LlmStage) -> list[EngineOutput]:
+        # A thread that is new to torch counts its own threads anew, in the middle of its first step.
+        set_num_threads(1)
+        return step(engine)
+
+    set_num_threads(1)
+    monkeypatch.setattr(LlmStage, "step", alone)
     write_model(tmp_path / "thinker")
     stage = msgspec.to_builtins(tool_stage(tmp_path / "thinker"))
     stage["default_sampling_params"] = {"temperature": 0.0, "max_tokens": 60, **no_spaces()}
