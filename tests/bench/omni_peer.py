@@ -118,6 +118,8 @@ class Client:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                # As the hub has: Linux shares processors out by session first.
+                start_new_session=True,
             )
         self._answer(READY_S)
 
