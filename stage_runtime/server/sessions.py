@@ -85,6 +85,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 logprobs=outcome.logprobs or UNSET,
                 prompt_logprobs=outcome.prompt_logprobs or UNSET,
                 prompt_token_ids=outcome.prompt_token_ids or UNSET,
+                partial_image=UNSET if outcome.partial_image is None else outcome.partial_image,
             )
         case HandedPiece():
             return wire.HandOffPiece(
@@ -117,6 +118,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 timings_s=dict(outcome.timings_s),
                 pieces=ticket.pieces,
                 stop_reason=UNSET if outcome.stop_reason is None else outcome.stop_reason,
+                called=UNSET if outcome.called is None else outcome.called,
             )
         case SegmentEnded():
             return wire.SegmentDone(
