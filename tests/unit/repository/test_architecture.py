@@ -53,7 +53,7 @@ LAYERS = {
         ),
         ("records", "wire", "metrics", "inputs"),
         ("etcd", "deploy", "balancing"),
-        ("registration",),
+        ("registration", "receipts"),
         ("view",),
         ("clients",),
         ("commands", "testing", "__main__"),
@@ -61,7 +61,7 @@ LAYERS = {
     "hub": (
         ("", "config", "media", "asked", "engine_protocol"),
         ("request", "pool"),
-        ("replicas", "metrics"),
+        ("replicas", "metrics", "receipts"),
         ("orchestrator",),
         ("async_omni", "output_queue", "engine_control", "results"),
         ("jobs",),
