@@ -47,6 +47,9 @@ def main() -> None:
                         _try(page)
                     page.wait_for_timeout(_SETTLE_MS)
                     _write(FOLDER / f"dashboard-{name}.png", page.screenshot(full_page=name == "light"))
+                    if name == "light":
+                        _open_lost(page)
+                        _write(FOLDER / "dashboard-request.png", page.locator("#way-dialog").screenshot())
         finally:
             stopping.set()
             hub.stop()
@@ -81,6 +84,13 @@ def _try(page: Page) -> None:
     page.fill("#prompt", "to be or not to be")
     page.get_by_role("button", name="Ask", exact=True).click()
     page.get_by_text("all of it after").wait_for()
+
+
+def _open_lost(page: Page) -> None:
+    """Open a request that was at the replica which was killed, if one is shown, else the first."""
+    lost = page.locator("#slow-list button", has_text="0/1, 0/")
+    (lost if lost.count() else page.locator("#slow-list button")).first.click()
+    page.locator(".waterfall li").first.wait_for()
 
 
 def _write(path: Path, png: bytes) -> None:

@@ -65,19 +65,30 @@ class DashboardDoor:
 
     def visitor(self, request: Request) -> Visitor:
         """Find out who asks. A cookie alone acts never: a page also needs its own secret, and its own Origin."""
-        now_s, cookie = time.monotonic(), request.cookies.get(_cookie_of(request), "")
-        if self._ring.name_of(bearer_of(request.headers.raw)) is not None:
+        if self._has_token(request):
             return Visitor(reads=True, acts=True)
         key = request.headers.get(ACTION_HEADER, "")
         # Whether the Origin is ours is checked in front of this.
         came_from_page = request.method in ("GET", "HEAD") or "origin" in request.headers
-        acts = came_from_page and self._sessions.may_act(cookie, key, now_s)
-        return Visitor(reads=acts or self._is_open or self._sessions.may_read(cookie, now_s), acts=acts)
+        acts = came_from_page and self._sessions.may_act(_secret_of(request), key, time.monotonic())
+        return Visitor(reads=acts or self._is_open or self._has_session(request), acts=acts)
+
+    def _has_token(self, request: Request) -> bool:
+        return self._ring.find(bearer_of(request.headers.raw)) is not None
+
+    def _has_session(self, request: Request) -> bool:
+        return self._sessions.may_read(_secret_of(request), time.monotonic())
 
     def check_reader(self, request: Request) -> None:
         """Raise UnauthorizedError for a client that may not look."""
         if not self.visitor(request).reads:
             raise self._refused(request)
+
+    def check_known(self, request: Request) -> None:
+        """Raise ReadOnlyError for a client that may look only since everybody may."""
+        self.check_reader(request)
+        if not (self._has_token(request) or self._has_session(request)):
+            raise ReadOnlyError
 
     def check_actor(self, request: Request) -> None:
         """Raise UnauthorizedError for a client that may not even look, ReadOnlyError for one that may do only that."""
@@ -94,7 +105,7 @@ class DashboardDoor:
         """
         check_content_type(request)
         body = decode_body(_log_ins, await read_body(request))
-        if self._ring.name_of(body.token) is None:
+        if self._ring.find(body.token) is None:
             error = UnauthorizedError(is_missing=not body.token)
             self._count_refusal(error)
             raise error
@@ -116,7 +127,7 @@ class DashboardDoor:
 
     def log_out(self, request: Request, response: Response) -> None:
         """End the session of a client."""
-        self._sessions.end(request.cookies.get(_cookie_of(request), ""))
+        self._sessions.end(_secret_of(request))
         response.delete_cookie(_cookie_of(request), path=PATH)
 
     def _refused(self, request: Request) -> UnauthorizedError:
@@ -128,3 +139,7 @@ class DashboardDoor:
 def _cookie_of(request: Request) -> str:
     # Cookies know no ports: hubs beside each other have one name each.
     return f"omni_dashboard_{request.url.port or 0}"
+
+
+def _secret_of(request: Request) -> str:
+    return request.cookies.get(_cookie_of(request), "")

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
+from hub.api.admin.receipts import receipt_routes
 from hub.api.cross_origin import check_content_type
 from hub.api.dashboard.actions import ActionBody, ActionName, NotSureError, ReplicaActions
 from hub.api.dashboard.entry import PATH, DashboardDoor
@@ -105,6 +106,7 @@ class Dashboard:
                 Route(f"{PATH}/live", self._stream),
                 Route(f"{PATH}/replicas/{{stage_id:int}}/{{replica_id:int}}/{{action}}", self._act, methods=["POST"]),
                 Mount(f"{PATH}/try", TryIt(self._parts.app, self._door)),
+                Mount(f"{PATH}/receipts", Receipts(Starlette(routes=receipt_routes(self._parts.omni)), self._door)),
                 Route(f"{PATH}/{{file:path}}", self._page),
             ],
             exception_handlers={OmniError: _failed, HTTPException: _not_here},
@@ -180,6 +182,22 @@ class TryIt:
         kept = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"cookie")]
         inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": "", "headers": kept}
         await self._app(inner, receive, send)
+
+
+class Receipts:
+    """``GET /admin/requests`` and its kin, for those who have logged in."""
+
+    def __init__(self, app: ASGIApp, door: DashboardDoor) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            raise HTTPException(404)
+        self._door.check_known(Request(scope))
+        path = "/admin" + scope["path"].removeprefix(scope.get("root_path", ""))
+        await self._app({**scope, "path": path, "raw_path": path.encode(), "root_path": ""}, receive, send)
 
 
 class AdminSite:

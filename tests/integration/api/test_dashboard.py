@@ -75,7 +75,8 @@ def test_who_has_no_token_gets_the_empty_page_and_nothing_of_the_hub(stranger: h
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
         assert "echo" not in answer.text
     assert stranger.get("session").json() == {"reads": False, "acts": False}
-    for method, path in (("GET", "live"), ("POST", "try/v1/chat/completions"), ("POST", "replicas/0/0/cordon")):
+    closed = [("GET", "live"), ("GET", "receipts/requests"), ("GET", "receipts/replicas/0/0")]
+    for method, path in (*closed, ("POST", "try/v1/chat/completions"), ("POST", "replicas/0/0/cordon")):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": "omni_dashboard_0=x"}):
             answer = stranger.request(method, path, json=ASK, headers=headers)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), path
@@ -146,6 +147,21 @@ def test_the_try_it_box_asks_the_hubs_own_api_and_nothing_else_of_it(operator: h
     assert operator.post("try/v1/chat/completions", json={"messages": 3}).status_code == 400
 
 
+def test_the_receipts_of_requests_are_there_for_who_has_logged_in(served: DashboardHub, stranger: httpx.Client) -> None:
+    acting = log_in(stranger, served.token)
+    asked = stranger.post("try/v1/chat/completions", json=ASK, headers=acting)
+    name = asked.headers["x-omni-request-id"]
+    listed = stranger.get("receipts/requests?limit=200")
+    assert listed.headers["cache-control"] == "no-store"
+    assert [each["outcome"] for each in listed.json()["requests"] if name in each["request_id"]] == ["ok"]
+    (receipt, *_) = stranger.get(f"receipts/requests/{name}").json()["receipts"]
+    assert receipt["key"] == "admin"
+    assert {attempt["stage"] for attempt in receipt["attempts"]} == {0, 1}
+    assert stranger.get("receipts/requests/nobody").status_code == 404
+    assert stranger.get("receipts/is_sleeping").status_code == 404
+    assert stranger.post("receipts/is_sleeping", json={}, headers=acting).status_code == 404
+
+
 def test_an_operator_cordons_weighs_and_drains_as_the_commands_do(served: DashboardHub, operator: httpx.Client) -> None:
     epoch = replica(operator, "0/1")["epoch"]
 
@@ -185,6 +201,7 @@ def test_who_asks_may_only_look_where_the_hub_was_told_so_and_it_ends_in_order(t
             shown = replica(anybody, "0/0")
             for path, body in (("replicas/0/0/cordon", {"epoch": shown["epoch"]}), ("try/v1/chat/completions", ASK)):
                 assert anybody.post(path, json=body).status_code == 403
+            assert anybody.get("receipts/requests").status_code == 403, "names of keys, and labels of clients"
             with anybody.stream("GET", "live") as answer:
                 lines = answer.iter_lines()
                 next(lines)

@@ -109,9 +109,24 @@ def test_an_answer_is_read_seen_and_heard_as_it_comes(served: DashboardHub, watc
     assert all(later - earlier > 0.249 for earlier, later in pairwise(begins)), "one at a time"
     assert page.get_by_text("stage 2:").count() == 1
     assert watched.complaints == []
+    way = page.get_by_role("dialog")
+    page.get_by_role("button", name="The way of this request").click()
+    way.get_by_text("stage 0 → 2").wait_for()
+    page.keyboard.press("Escape")
     page.fill("#prompt", "kaputt")
     page.get_by_role("button", name="Ask", exact=True).click()
     page.locator("#answer-error").get_by_text("kaputt").wait_for()
+    slow = page.locator("#slow-list button").first
+    slow.focus()
+    page.keyboard.press("Enter")
+    way.get_by_text("● ok").wait_for()
+    assert way.locator(".waterfall li").count() == 3
+    assert way.get_by_text("stage 0 → 2").count() == 1
+    assert way.locator(".bar.makes").first.evaluate("(bar) => bar.getBoundingClientRect().width") > 1
+    page.keyboard.press("Escape")
+    page.locator("#failed-list button", has_text="EngineFailedError").first.click()
+    way.get_by_text("✖ failed: EngineFailedError of stage 0").wait_for()
+    way.get_by_role("button", name="Close").click()
 
 
 def test_a_replica_is_cordoned_and_let_in_again_from_the_keyboard(served: DashboardHub, watched: Watched) -> None:

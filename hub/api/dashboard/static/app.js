@@ -7,6 +7,7 @@ import { Graph } from "./graph.js";
 import { showEvents, showNeeds, showNumbers } from "./lists.js";
 import { Live } from "./live.js";
 import { Replicas } from "./replicas.js";
+import { Requests } from "./requests.js";
 import { logIn, logOut, readSession, session, takeToken } from "./session.js";
 import { TryIt } from "./tryit.js";
 
@@ -17,7 +18,8 @@ const LINKS = {
 
 const graph = new Graph(byId("graph"));
 const dialog = new ActDialog(session);
-const tryIt = new TryIt(session);
+const requests = new Requests();
+const tryIt = new TryIt(session, (name) => requests.open(name));
 const replicas = new Replicas(byId("stages"), (replica) => dialog.show(replica), kill);
 const live = new Live(show, onLink);
 let latest = null;
@@ -70,8 +72,10 @@ async function enter() {
   byId("read-only").hidden = session.acts;
   byId("log-out").hidden = !session.acts;
   tryIt.offer();
-  if (session.reads) live.start();
-  else {
+  if (session.reads) {
+    live.start();
+    requests.start();
+  } else {
     live.stop();
     onLink("paused");
     byId("token").focus();

@@ -29,8 +29,10 @@ async function* eventsOf(response) {
 }
 
 export class TryIt {
-  constructor(session) {
+  constructor(session, onWay) {
     this.session = session;
+    this.request = "";
+    byId("answer-way").addEventListener("click", () => onWay(this.request));
     this.snapshot = null;
     this.player = new Player(byId("wave"));
     this.abort = null;
@@ -111,6 +113,7 @@ export class TryIt {
     byId("answer").hidden = false;
     byId("answer").setAttribute("aria-busy", "true");
     byId("answer-sound").hidden = true;
+    byId("answer-way").hidden = true;
     byId("stop").hidden = false;
     byId("ask").disabled = true;
     byId("ask-kill").disabled = true;
@@ -162,7 +165,8 @@ export class TryIt {
     }
     if (facts.killed) lines.push(facts.killed);
     if (facts.killed && !facts.stopped) lines.push("✔ the answer came to its end all the same");
-    if (facts.request) lines.push(`request ${facts.request}`);
+    this.request = facts.request;
+    byId("answer-way").hidden = !facts.request;
     if (!byId("answer-text").textContent && !byId("answer-pictures").children.length && !this.player.pieces) lines.unshift("nothing of what was asked for came out of this");
     keyed(byId("answer-facts"), lines.map((text, index) => ({ text, index })), (each) => each.index, () => el("li"), (node, each) => setText(node, each.text));
   }
