@@ -183,7 +183,9 @@ def test_a_talker_speaks_without_a_penalty_for_repetition(chain: Chain) -> None:
     for key, asked in (("with", params()[1]), ("without", without[1])):
         talker.add(StageRequest(key, "a", params=asked, payloads={0: given}, next_stages=(2,)))
     both = finish(talker, "with", "without")
-    assert codes_of(Answer(handed=[both["without"][-1].handoff])) == codes_of(alone)
+    handed = both["without"][-1].handoff
+    assert handed is not None
+    assert codes_of(Answer(handed=[handed])) == codes_of(alone)
 
 
 @every
