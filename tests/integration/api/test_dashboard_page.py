@@ -125,7 +125,7 @@ def test_an_answer_is_read_seen_and_heard_as_it_comes(served: DashboardHub, watc
     assert way.locator(".bar.makes").first.evaluate("(bar) => bar.getBoundingClientRect().width") > 1
     page.keyboard.press("Escape")
     page.locator("#failed-list button", has_text="EngineFailedError").first.click()
-    way.get_by_text("✖ failed: EngineFailedError of stage 0").wait_for()
+    way.get_by_text("✖ failed: EngineFailedError").wait_for()
     way.get_by_role("button", name="Close").click()
 
 
@@ -228,7 +228,7 @@ def test_a_replica_is_killed_in_mid_answer_and_the_answer_goes_on(served: Dashbo
     page = watched.opened(served.link)
     words = " ".join(f"word{number}" for number in range(40))
     page.fill("#prompt", words)
-    page.get_by_label("sound").uncheck()
+    page.get_by_role("checkbox", name="sound").uncheck()
     page.get_by_role("button", name="Ask, and kill a replica meanwhile").click()
     page.get_by_text("all of it after").wait_for()
     assert page.inner_text("#answer-text") == words
