@@ -13,15 +13,20 @@ import msgspec
 from hub.api.dashboard.rates import RateWindow
 from hub.api.dashboard.snapshot import HubState, Judged, build_snapshot
 from omni_discovery import __version__
-from omni_discovery.commands.findings.checks import Evidence, examine
+from omni_discovery.commands.findings.checks import Evidence, Grade, examine
+from omni_discovery.commands.findings.processes import ended_findings
+from omni_discovery.commands.status.needs import judge
+from omni_discovery.commands.status.overview import stage_lines
 from omni_discovery.errors import OverloadedError, RegistryError
 from omni_discovery.records.keys import namespace_prefix
+from omni_discovery.records.waits import last_words_among, waits_among
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from hub.api.dashboard.events import RecentEvents
     from hub.async_omni import AsyncOmni
+    from omni_discovery.commands.findings.checks import Finding
     from omni_discovery.kv import KVCalls
     from omni_discovery.view.table import View
 
@@ -150,7 +155,7 @@ class LiveSnapshots:
                     listing = await self._registry.calls().list(namespace_prefix(self._namespace))
                 now = time.time()
                 evidence = Evidence(self._namespace, self._registry.view(), listing.items, now)
-                self._judged = Judged(await asyncio.to_thread(examine, evidence), now)
+                self._judged = Judged(await asyncio.to_thread(look_through, evidence), now)
             except (RegistryError, TimeoutError) as error:
                 reason = str(error) or f"etcd has not answered within {_LIST_S:g} s"
                 self._judged = Judged(self._judged.findings, self._judged.at, reason)
@@ -158,6 +163,15 @@ class LiveSnapshots:
                 logger.exception("dashboard.checks_failed")
                 self._judged = Judged(self._judged.findings, self._judged.at, f"a bug in the checks: {error!r}")
             await asyncio.sleep(_JUDGE_S)
+
+
+def look_through(evidence: Evidence) -> list[Finding]:
+    """What needs somebody, as omni status says it, then the notes and what is fine of omni doctor."""
+    words = last_words_among(evidence.items, evidence.namespace)
+    found = [*examine(evidence), *ended_findings(words, evidence.view, evidence.now_s)]
+    needs = judge(evidence, found, waits_among(evidence.items, evidence.namespace), stage_lines(evidence)).found
+    topics = {need.topic for need in needs if need.topic == "version"}
+    return [*needs, *(each for each in found if each.grade is not Grade.PROBLEM and each.topic not in topics)]
 
 
 async def as_events(snapshots: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

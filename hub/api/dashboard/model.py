@@ -100,6 +100,8 @@ class ShownNeed(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     text: str
     advice: str = ""
+    #: What to type for that; empty where no command does it.
+    command: str = ""
 
 
 class ShownEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Final
@@ -109,6 +110,7 @@ def needs_of(state: HubState, findings: Sequence[Finding]) -> tuple[ShownNeed, .
             topic=each.topic,
             text=_short(each.text),
             advice=_short(each.advice),
+            command=_short(shlex.join(each.command)),
         )
         for each in wrong
     ]

@@ -19,7 +19,8 @@ export function showNeeds({ needs, checks, at }) {
 
 function makeNeed(need) {
   const advice = need.advice ? el("span", { class: "advice" }, need.advice) : null;
-  return el("li", {}, el("span", { class: `tone ${need.tone}` }, `${sign(need.tone)} ${WORDS[need.tone]}`), ` ${need.text}`, advice);
+  const command = need.command ? el("code", {}, need.command) : null;
+  return el("li", {}, el("span", { class: `tone ${need.tone}` }, `${sign(need.tone)} ${WORDS[need.tone]}`), ` ${need.text}`, advice, command);
 }
 
 export function showNumbers({ traffic }) {

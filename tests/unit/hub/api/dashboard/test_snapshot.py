@@ -136,12 +136,13 @@ def test_what_the_hub_knows_comes_first_and_problems_before_notes() -> None:
         Finding(Grade.OK, "record", "every record can be read"),
         Finding(Grade.NOTE, "clock", "it is ahead", "see to NTP"),
         Finding(Grade.PROBLEM, "stage", "stage 1 has nobody who takes work"),
-        Finding(Grade.PROBLEM, "lease", "a key has no lease", "etcdctl del"),
+        Finding(Grade.PROBLEM, "lease", "a key has no lease", "delete it", ("etcdctl", "del", "a key")),
     )
     stages = [StageStatus(0, 1, 1), StageStatus(1, 2, 0, "2 registered: 2 cordoned"), *state_of().stages[2:]]
     snapshot = shown(Judged(findings, 199.0), stages=stages, stale_s=12.0, is_revoked=True)
     assert [need.topic for need in snapshot.needs] == ["hub", "view", "stage", "lease", "clock"]
     assert "2 cordoned" in snapshot.needs[2].text
+    assert (snapshot.needs[3].advice, snapshot.needs[3].command) == ("delete it", "etcdctl del 'a key'")
     assert [need.tone for need in snapshot.needs[-2:]] == [Tone.BAD, Tone.WARN]
     assert (snapshot.checks.fine, snapshot.checks.at) == (1, 199.0)
     assert all(stage.able == 0 for stage in snapshot.stages), "a revoked hub is listened to by nobody"
