@@ -92,6 +92,13 @@ ATTACKS: Final = (
     Attack("C24", "structured output that takes for ever", "answered or refused in seconds", "0.1"),
     Attack("C25", "odd bodies at /admin", "400", "0.1"),
     Attack("C26", "what is open by default", "loopback, no admin, no access log, bounded bodies", "0.1"),
+    Attack("C27", "a record with HTML, or with escape sequences, in the dashboard", "shown as text"),
+    Attack(
+        "C28",
+        "a page of another site, or of another port of this host, acts through an operator's browser",
+        "refused: the Origin is checked, and a cookie alone acts never",
+    ),
+    Attack("C29", "the dashboard without the token of the admin port", "401; on loopback, if asked for, read only"),
     Attack("D1", "code planted in the folder that omni is started in", "never imported"),
     Attack("D2", "idle connections to ports of metrics and of ZMQ", "supervisors live, requests are served"),
     Attack("D3", "connector settings from etcd: files, addresses, other namespaces", "refused on the replica's host"),
