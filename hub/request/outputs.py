@@ -33,7 +33,7 @@ EMBEDDING: Final = "embedding"
 #: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
 SUMMARY: Final = "summary"
 NO_STAGE: Final = -1
-#: Estimated memory of one log probability, in bytes.
+#: Estimated memory of one log probability without its text, in bytes.
 _LOGPROB_BYTES: Final = 200
 
 
@@ -91,8 +91,8 @@ class OmniOutput:
     @property
     def size_bytes(self) -> int:
         """The estimated memory of the content, in bytes."""
-        logprobs_bytes = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
-        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + logprobs_bytes
+        likely_bytes = logprobs_bytes(self.logprobs) + logprobs_bytes(self.prompt_logprobs)
+        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + likely_bytes
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """Join this chunk and the next; None unless both are plain text of one stage, replica and segment."""
@@ -111,6 +111,11 @@ class OmniOutput:
             prompt_token_ids=self.prompt_token_ids or later.prompt_token_ids,
             received_at_s=later.received_at_s,
         )
+
+
+def logprobs_bytes(places: Sequence[wire.TokenLogprobs]) -> int:
+    """The estimated memory of log probabilities, in bytes."""
+    return sum(_LOGPROB_BYTES + len(each.text) for place in places for each in place)
 
 
 def chunk_outputs(

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,13 @@ ATTACKS: Final = (
     Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
+    Attack(
+        "M4",
+        "a replica names 2**28 tokens, or sends small files of many pixels, to a hub with --api vllm-omni",
+        "bounded; unpacked beside the loop; others are served",
+    ),
+    Attack("M5", "a replica sends log probabilities without end, or that nobody asked for", "bounded; not shown"),
+    Attack("M6", "a replica makes a whole answer without end, asked through vLLM's API", "it ends at 128 MiB"),
 )
 
 #: Rows without a test, and why.
