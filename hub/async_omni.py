@@ -23,7 +23,7 @@ from hub.config import ClientBounds, HubConfig, RealtimeBounds
 from hub.engine_control import CollectiveCalls
 from hub.engine_protocol import EngineProtocol
 from hub.metrics import HubMetrics
-from hub.orchestrator.active import AbortRequest, AddRequest, UpdateRequest
+from hub.orchestrator.active import AbortRequest, Active, AddRequest, UpdateRequest
 from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
@@ -31,6 +31,8 @@ from hub.orchestrator.rejection_log import RejectionLog, log_revocation
 from hub.output_queue import OutputQueue, deliver
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
+from hub.receipts.book import ReceiptBook
+from hub.receipts.ring import ReceiptRing
 from hub.replicas.long_turns import LongTurns
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import make_context
@@ -185,11 +187,16 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self._queues: dict[str, OutputQueue] = {}
         #: The id inside the hub of each request in flight, by the client's id.
         self._inner_ids: dict[str, str] = {}
-        options = PoolOptions(self._config.pick_timeout_s, self._config.load_fresh_s, labels=labels or {})
+        keeps = self._config.receipts > 0
+        times_s = self._config.pick_timeout_s, self._config.load_fresh_s
+        options = PoolOptions(*times_s, labels=labels or {}, keeps_pictures=keeps)
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The versions of the deploy document that have requests or take them.
         self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)
         self._admission = Admission(self.releases, self._config)
+        self._ring = ReceiptRing(self._config.receipts) if keeps else None
+        #: What became of requests, and why they went where they went. Used on the hub's loop.
+        self.receipts = ReceiptBook(hub_id, policy, self._ring, pools, self._running, self._encode_receipt)
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the next two, which the registry's thread uses, too.
@@ -254,6 +261,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             tracing=self._tracing,
             releases=self.releases,
             stories=self._stories,
+            receipts=self._ring,
             remote_replica_factory=self._remote_replica_factory,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
@@ -521,6 +529,12 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             raise
         self._queues[request.request_id], self._inner_ids[request.shown_id] = queue, request.request_id
         return queue
+
+    def _running(self) -> list[Active]:
+        return [] if self._orchestrator is None else self._orchestrator.running()
+
+    def _encode_receipt(self, request_id: str) -> bytes:
+        return self._running_orchestrator().encode_receipt(request_id)
 
     def _running_orchestrator(self) -> Orchestrator:
         if self._orchestrator is None:

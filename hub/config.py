@@ -116,12 +116,15 @@ class HubConfig:
     #: Outputs and bytes that may wait for one client; its stages are paused from half of either on.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20
+    #: Receipts of requests that ended, for those who ask why; 0 keeps none.
+    receipts: int = 10_000
 
     def __post_init__(self) -> None:
         """Check the values."""
         for item in fields(self):
             value = getattr(self, item.name)
-            if isinstance(value, float | int) and not (math.isfinite(value) and value > 0):
+            is_none = item.name == "receipts" and value == 0
+            if isinstance(value, float | int) and not (math.isfinite(value) and value > 0) and not is_none:
                 raise ConfigError(f"{item.name} is {value}; it must be a number above 0")
         if self.zmq_heartbeat_timeout_s <= self.zmq_heartbeat_interval_s:
             raise ConfigError(
@@ -169,6 +172,8 @@ class PoolOptions:
     #: Bounds of the time for which an outlier is ejected; it doubles each time.
     ejection_min_s: float = 1.0
     ejection_max_s: float = 60.0
+    #: Whether each pick keeps what the pool looked like.
+    keeps_pictures: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hub.receipts.raw import DispatchMark
 from hub.request.events import ClientBackpressure, Dispatch
 from hub.request.machine import RequestMachine
 from hub.request.plan import RequestPlan
@@ -130,6 +131,8 @@ class Active:
     companions: dict[str, str] = field(default_factory=dict)
     #: The span of a stage's present attempt, as the W3C's header names it; empty where nothing is traced.
     trace_of: Callable[[int], str] = lambda _stage_id: ""
+    #: When its work was sent where, or had to wait, for its receipt; empty where nobody keeps receipts.
+    marks: list[DispatchMark] = field(default_factory=list)
 
 
 def answer(done: asyncio.Future[str], reason: str = "") -> None:

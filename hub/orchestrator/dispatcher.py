@@ -20,6 +20,7 @@ from hub.orchestrator.trials import TrialDue, Trials, tried
 from hub.pool.entry import Binding, BindingEnd
 from hub.pool.probation import GiveUp, Together
 from hub.pool.stage_pool import StagePool
+from hub.receipts.raw import CONTINUES, IS_RETRY, MOST_MARKS, REPEATS, RETRY_BUDGET, SLOT, TRIAL, DispatchMark
 from hub.replicas.membership import Membership
 from hub.request import events as ev
 from omni_discovery import wire
@@ -51,6 +52,8 @@ class Dispatcher:
         metrics: HubMetrics,
         aborts: AbortTracker,
         post: Callable[[PickEnded | RetryDue | TrialDue], None],
+        *,
+        keeps_marks: bool = False,
     ) -> None:
         #: The retry budget, and retries that wait for it.
         self.retries = PacedRetries(post)
@@ -60,10 +63,13 @@ class Dispatcher:
         self._metrics = metrics
         self._aborts = aborts
         self._post = post
+        #: Whether a request keeps when its work was sent where, for its receipt.
+        self._keeps_marks = keeps_marks
 
     def dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         """Pick a replica and send the work; None while the pick, the retry budget or a probation makes it wait."""
         if action.is_retry and not self.retries.may_go(active.request.request_id, action):
+            self._mark_wait(active, action, RETRY_BUDGET)
             return None
         return self._dispatch(active, action)
 
@@ -89,6 +95,7 @@ class Dispatcher:
 
     def _dispatch(self, active: Active, action: ev.Dispatch) -> ev.Event | None:
         if action.blamed_for:
+            self._mark_wait(active, action, TRIAL)
             self.trials.hold(active, action)
             return None
         pool, request_id = active.pools[action.stage_id], active.request.request_id
@@ -101,6 +108,7 @@ class Dispatcher:
             return self._unavailable(active, action, error)
         if binding is not None:
             return self._send(active, action, pool, binding)
+        self._mark_wait(active, action, SLOT)
         waiting = asyncio.create_task(self._pick(active, action, pool, task))
         active.picks[action.stage_id] = Pick(waiting, action)
         return None
@@ -328,10 +336,35 @@ class Dispatcher:
             self._metrics.observe_in(hub_in_s)
             active.machine.state.public.pipeline_timings["hub_in"] = hub_in_s
         info = binding.entry.info
+        if self._keeps_marks and len(active.marks) < 2 * MOST_MARKS:
+            self._mark_sent(active, action, binding)
         if self.trials.held:
             self.trials.placed(active.request.request_id, action.stage_id, info.input_addr)
         replica = ev.ReplicaRef(info.stage_id, info.replica_id, info.epoch, info.input_addr)
         return ev.Sent(action.stage_id, action.attempt, replica, info.deterministic)
+
+    def _mark_sent(self, active: Active, action: ev.Dispatch, binding: Binding) -> None:
+        """Keep, for the request's receipt, where an attempt was sent and what the pool looked like then."""
+        run, info = active.machine.runs[action.stage_id], binding.entry.info
+        bits = IS_RETRY if action.is_retry else 0
+        if action.resume is not None:
+            bits |= CONTINUES
+        elif run.replay is not None or run.skip:
+            bits |= REPEATS
+        revision = self._membership.applied_revision
+        now_s, due_s, picture = time.perf_counter(), run.dispatched_at_s, binding.picture
+        where = info.host, info.version, picture
+        active.marks.append(DispatchMark("", now_s, action.stage_id, action.attempt, due_s, revision, bits, *where))
+
+    def _mark_wait(self, active: Active, action: ev.Dispatch, what: str) -> None:
+        """Keep, for the request's receipt, that an attempt has to wait, and for what."""
+        if not self._keeps_marks or len(active.marks) >= MOST_MARKS:
+            return
+        pool, due_s = active.pools[action.stage_id], active.machine.runs[action.stage_id].dispatched_at_s
+        picture = pool.core.picture_of_wait(action.avoid) if what == SLOT else None
+        active.marks.append(
+            DispatchMark(what, time.perf_counter(), action.stage_id, action.attempt, due_s, picture=picture)
+        )
 
     def _submit(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event | None:
         now_s, info = time.perf_counter(), binding.entry.info

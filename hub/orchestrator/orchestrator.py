@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
-from hub.orchestrator.active import AbortRequest, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
+from hub.orchestrator.active import AbortRequest, Active, AddRequest, BackpressureChanged, Ended, UpdateRequest, answer
 from hub.orchestrator.admission import Backlog
 from hub.orchestrator.collective import CallDue, Collective, CollectiveCall, reject_call
 from hub.orchestrator.dispatcher import Dispatcher, PickEnded
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from hub.config import HubConfig
     from hub.orchestrator.deploy_versions import DeployVersions
     from hub.orchestrator.tracing import Tracing
+    from hub.receipts.ring import ReceiptRing
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
 
@@ -118,6 +119,7 @@ class Orchestrator:
         remote_replica_factory: RemoteReplicaFactory | None = None,
         releases: DeployVersions | None = None,
         stories: Stories | None = None,
+        receipts: ReceiptRing | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -144,7 +146,8 @@ class Orchestrator:
         self._attaching = None if factory is None else ClientAttacher(factory, attach)
         self._collective = Collective(self._pools, self._membership, metrics, self._post)
         self._housekeeping = Housekeeping(self._pools, self._membership, self._post)
-        self._dispatcher = Dispatcher(self._membership, metrics, self._aborts, self._post)
+        keeps_marks = receipts is not None
+        self._dispatcher = Dispatcher(self._membership, metrics, self._aborts, self._post, keeps_marks=keeps_marks)
         self._requests = Requests(
             {pool.stage_id: pool for pool in self.stage_pools},
             self._dispatcher,
@@ -157,6 +160,7 @@ class Orchestrator:
             tracing,
             stories,
             recent=self.health.recent,
+            receipts=receipts,
         )
         self.request_states = self._requests.states
         self._rollout = Rollout(releases, self._pools, self._membership, self._requests, self.stage_pools)
@@ -216,6 +220,14 @@ class Orchestrator:
     def stories(self) -> dict[str, list[str]]:
         """The latest events of each request under way, as lines of text by request id; for a diagnosis."""
         return self._requests.stories()
+
+    def running(self) -> list[Active]:
+        """The requests under way, for a diagnosis."""
+        return list(self._requests.active.values())
+
+    def encode_receipt(self, request_id: str) -> bytes:
+        """The receipt of a request under way. Raise KeyError for an unknown one."""
+        return self._requests.encode_receipt(self._requests.active[request_id])
 
     def end_all(self, reason: str = "the hub is stopping") -> None:
         """Abort every stage of every request; each ends with HubUnavailableError."""

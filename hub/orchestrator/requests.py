@@ -19,6 +19,7 @@ from hub.orchestrator.dispatcher import Dispatcher, PickEnded
 from hub.orchestrator.failures import RequestFailures
 from hub.orchestrator.retry_budget import RetryDue
 from hub.orchestrator.trials import TrialDue
+from hub.receipts.raw import UNDER_WAY, Ending, encode_receipt
 from hub.request import events as ev
 from hub.request.companions import companion_plan
 from hub.request.machine import RequestMachine
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hub.orchestrator.deploy_versions import DeployVersion
     from hub.orchestrator.tracing import Tracing
     from hub.pool.stage_pool import StagePool
+    from hub.receipts.ring import ReceiptRing
     from hub.replicas.events import Answered
     from hub.request.recent import RecentRequests
     from omni_discovery.stories import Stories
@@ -83,6 +85,7 @@ class Requests:
         tracing: Tracing | None = None,
         stories: Stories | None = None,
         recent: RecentRequests | None = None,
+        receipts: ReceiptRing | None = None,
     ) -> None:
         #: By id, until they end.
         self.active: dict[str, Active] = {}
@@ -98,6 +101,8 @@ class Requests:
         self._emit = emit
         self._tracing = tracing
         self._stories = stories
+        #: Receives what became of each request; None: nobody keeps it.
+        self._receipts = receipts
         self._failures = RequestFailures(metrics.count_failure, recent, config.request_timeout_s)
         self._companion_count = 0
         active = self.active
@@ -434,8 +439,19 @@ class Requests:
         if error is not None:
             self._failures.log_failure(active, error)
             self._keep_story(active, error)
+        if self._receipts is not None:
+            self._receipts.add(
+                (request.request_id, request.shown_id, request.label),
+                self.encode_receipt(active, Ending(outcome, *_about(error))),
+                failed=error is not None,
+            )
         if self._tracing is not None:
             self._tracing.end_request(request.request_id, outcome, error)
+
+    def encode_receipt(self, active: Active, ending: Ending = UNDER_WAY) -> bytes:
+        """The receipt of a request as it is now; see ``hub.receipts.raw``."""
+        now_s, fingerprints = time.perf_counter(), _fingerprints(active.request)
+        return encode_receipt(active.request, active.machine, active.marks, fingerprints, ending, now_s, time.time())
 
     def _keep_story(self, active: Active, error: RequestError) -> None:
         if logger.isEnabledFor(logging.DEBUG):
@@ -493,6 +509,11 @@ class Requests:
 def _log_bug(event: str, bug: Exception, shown_id: str = "") -> None:
     """Log a bug, which ends the request if one is named."""
     logger.error("orchestrator.bug event=%s request=%s", event, shown_id or "-", exc_info=bug)
+
+
+def _about(error: RequestError | None) -> tuple[str, int | None]:
+    """The type of an error and the stage that it is about; its text may quote the prompt."""
+    return ("", None) if error is None else (type(error).__name__, getattr(error, "stage_id", None))
 
 
 def _fingerprints(request: AddRequest) -> Mapping[int, str]:

@@ -17,6 +17,7 @@ from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
 from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
+from hub.pool.pictures import PickPictures, Picture
 from hub.pool.silence import Silence
 from hub.pool.status import NO_FAILURES, StageStatus, troubles_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
@@ -112,6 +113,7 @@ class Pool:
         # For each pick and each release without a chain of look-ups.
         self._tiers, self._reindex, self._waiters = self.indices.tiers, self.indices.reindex, self.queue.waiters
         self._starved = self.indices.starved
+        self._pictures = PickPictures(self.members, self._tiers) if options.keeps_pictures else None
         self._on_deadline: Callable[[float | None], None] = _ignore_deadline
         self._credit_wanted: Callable[[], None] = _ignore_demand
         #: The deadline that ``on_deadline`` was called with last; nan if it has to be called in any case.
@@ -386,19 +388,20 @@ class Pool:
             binding = self._affine(request_id, affinity_request_id, avoid)
             if binding is not None:
                 return binding
-        chosen: Entry | None = None
-        if avoid:
-            chosen = self._choose(task, avoid)
-        else:
-            for index in self._tiers:
-                chosen = index.pick(task)  # type: ignore[assignment]
-                if chosen is not None:
-                    break
+        chosen = self._choose(task, avoid) if avoid else self._choose_any(task)
         if chosen is None:
             return None
         if may_wait and self._starved.is_active and self._starved.has_better(chosen, avoid):
             return None
-        return self._bind(request_id, chosen)
+        pictures = self._pictures
+        picture = None if pictures is None else pictures.picked(chosen, self.indices.free_count, avoid)
+        binding = self._bind(request_id, chosen)
+        binding.picture = picture
+        return binding
+
+    def picture_of_wait(self, avoid: Collection[str] = ()) -> Picture | None:
+        """What the pool looks like to a pick that finds nobody; None where nobody keeps receipts."""
+        return None if self._pictures is None else self._pictures.waits(self.indices.free_count, avoid)
 
     def try_pick(
         self, request_id: str, task: Task, affinity_request_id: str | None = None, avoid: Collection[str] = ()
@@ -474,7 +477,21 @@ class Pool:
             self._unbind(own, BindingEnd.DONE)
         other = None if affinity_request_id is None else self._bindings.get(affinity_request_id)
         if other is not None and other.entry.pickable and other.addr not in avoid:
-            return self._bind(request_id, other.entry)
+            pictures = self._pictures
+            picture = None if pictures is None else pictures.bound(other.entry, self.indices.free_count)
+            binding = self._bind(request_id, other.entry)
+            binding.picture = picture
+            return binding
+        return None
+
+    def _choose_any(self, task: Task) -> Entry | None:
+        """Pick from the indices."""
+        if self._pictures is not None and self.indices.free_count:
+            self._pictures.look(())
+        for index in self._tiers:
+            chosen = index.pick(task)
+            if chosen is not None:
+                return chosen  # type: ignore[return-value]
         return None
 
     def _choose(self, task: Task, avoid: Collection[str]) -> Entry | None:
@@ -484,6 +501,8 @@ class Pool:
         for entry in hidden:
             tiers[entry.tier].remove(entry)
         try:
+            if self._pictures is not None:
+                self._pictures.look(avoid)
             chosen = next((found for index in tiers if (found := index.pick(task)) is not None), None)
         finally:
             for entry in hidden:

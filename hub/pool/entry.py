@@ -11,6 +11,7 @@ from omni_discovery.balancing.base import Member
 
 if TYPE_CHECKING:
     from hub.pool.core import Pool
+    from hub.pool.pictures import Picture
     from omni_discovery.records.schema import ReplicaInfo
 
 #: The tier of an entry that is in no index; tier 0 is picked from first.
@@ -40,7 +41,7 @@ class BindingEnd(Enum):
 class Binding:
     """One request's work at one replica, from the pick to its release."""
 
-    __slots__ = ("_pool", "entry", "request_id", "spent_credit", "state")
+    __slots__ = ("_pool", "entry", "picture", "request_id", "spent_credit", "state")
 
     def __init__(self, pool: Pool, request_id: str, entry: Entry, spent_credit: bool) -> None:
         self._pool = pool
@@ -49,6 +50,8 @@ class Binding:
         #: Whether it spent a credit of the session that is still up.
         self.spent_credit = spent_credit
         self.state = BindingState.BOUND
+        #: What the pool looked like when it picked; None where nobody keeps receipts.
+        self.picture: Picture | None = None
 
     def __repr__(self) -> str:
         credit = ", credit" if self.spent_credit else ""

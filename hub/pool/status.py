@@ -67,7 +67,7 @@ class StageStatus:
 def why_absent(entries: Iterable[Entry]) -> str:
     """The number of registered replicas and the causes why some can't take work; empty if all can."""
     listed = [entry for entry in entries if entry.listed]
-    causes = Counter(_cause(entry) for entry in listed if not entry.pickable)
+    causes = Counter(cause_absent(entry) for entry in listed if not entry.pickable)
     if not listed:
         return "none is registered"
     if not causes:
@@ -75,7 +75,8 @@ def why_absent(entries: Iterable[Entry]) -> str:
     return f"{len(listed)} registered: " + ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
 
 
-def _cause(entry: Entry) -> str:
+def cause_absent(entry: Entry) -> str:
+    """Why a listed replica can't take work, as text."""
     info = entry.info
     if info.status is not ReplicaStatus.UP:
         names = {ReplicaStatus.ERROR: "with an error", ReplicaStatus.DOWN: "going down"}

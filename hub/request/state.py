@@ -58,6 +58,11 @@ class PieceRelay:
         """Whether the producer has made all pieces that it may make before it hears that more were taken."""
         return len(self._refs) >= self.room_sent + self._window
 
+    @property
+    def refs(self) -> Sequence[PayloadRef]:
+        """All pieces that the producer has made."""
+        return self._refs
+
     def add(self, ref: PayloadRef) -> None:
         """The producer has made another piece."""
         self._refs.append(ref)

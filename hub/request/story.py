@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -45,8 +45,10 @@ def _error_of(event: ev.Cancelled | ev.CompanionFailed) -> str | None:
 
 _DETAILS: Final[Mapping[type[Any], Callable[[Any], ReplicaRef | str | None]]] = {
     ev.Sent: attrgetter("replica"),
+    ev.ClientBackpressure: lambda event: "behind" if event.is_behind else "caught up",
     ev.Cancelled: _error_of,
     ev.CompanionFailed: _error_of,
+    wire.Chunk: attrgetter("modality"),
     wire.Rejected: shown_reason,
     wire.StageFailed: shown_reason,
     **dict.fromkeys((ev.ReplicaLost, ev.StageUnavailable, ev.DispatchRefused), attrgetter("reason")),
@@ -65,6 +67,11 @@ class Story:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """The events, oldest first."""
+        return self._entries
 
     def add(self, now_s: float, stage_id: int | None, event: Event | StageMessage, actions: Sequence[Action]) -> None:
         """Keep an event that the machine took, and the actions that it returned; ``now_s`` is monotonic."""
@@ -98,6 +105,8 @@ class Story:
             words.append(f"attempt={attempt}")
         if isinstance(detail, ReplicaRef):
             words.append(f"replica={detail}")
+        elif kind is wire.Chunk:
+            words.append(f"modality={detail}")
         elif detail:
             words.append(f"reason={detail[:_MAX_REASON]!r}")
         if actions:

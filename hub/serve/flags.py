@@ -105,6 +105,7 @@ _FLAGS: Final = {
 }
 #: A shorter request could time out before a replica that hangs is given up.
 _LEAST_REQUEST_S: Final = 1.0
+_MOST_RECEIPTS: Final = 1_000_000
 
 
 def add_admission_options(parser: argparse._ActionsContainer) -> None:
@@ -133,6 +134,13 @@ def add_admission_options(parser: argparse._ActionsContainer) -> None:
         metavar="SECONDS",
         help="how long a request waits for a stage that has nobody; then it gets a 503 (default: 10)",
     )
+    parser.add_argument(
+        "--receipts",
+        type=int,
+        metavar="N",
+        help="what became of the last N requests is kept for 'omni why', without what was asked, and of those that"
+        " failed for longer; 0 keeps nothing (default: 10000)",
+    )
 
 
 def check_admission(arguments: argparse.Namespace) -> None:
@@ -145,6 +153,11 @@ def check_admission(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} is a hub's: leave it out with --headless")
         if not 0 < value < float("inf"):
             raise ConfigError(f"{flag} is {value:g}; it must be more than 0")
+    if arguments.receipts is not None:
+        if arguments.headless:
+            raise ConfigError("--receipts is a hub's: leave it out with --headless")
+        if not 0 <= arguments.receipts <= _MOST_RECEIPTS:
+            raise ConfigError(f"--receipts is {arguments.receipts}; take 0 to {_MOST_RECEIPTS}")
     timeout_s = arguments.request_timeout
     if timeout_s is not None and timeout_s < _LEAST_REQUEST_S:
         raise ConfigError(f"--request-timeout is {timeout_s:g}; it must be at least {_LEAST_REQUEST_S:g} second")
@@ -170,6 +183,8 @@ def hub_config(arguments: argparse.Namespace) -> HubConfig:
         given["accept_limit_s"] = min(HubConfig().accept_limit_s, arguments.request_timeout / 2)
     if arguments.stream_idle_timeout is not None:
         given["stream_idle_timeout_s"] = arguments.stream_idle_timeout
+    if arguments.receipts is not None:
+        given["receipts"] = arguments.receipts
     return HubConfig(**given, client_bounds=client_bounds(arguments))
 
 

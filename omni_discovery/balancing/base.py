@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omni_discovery.records.schema import ReplicaInfo
 
 
@@ -81,6 +83,23 @@ class PoolIndex(Protocol):
 
     def pick(self, task: Task) -> Member | None:
         """Choose a member; None if the index is empty. The pool counts the request by an ``update`` that follows."""
+
+
+class Draws:
+    """Chance that remembers what was drawn, so that a pick can be repeated; put in place of an index's ``chance``."""
+
+    __slots__ = ("_chance", "drawn")
+
+    def __init__(self, chance: Callable[[], float]) -> None:
+        self._chance = chance
+        #: What was drawn since somebody emptied it.
+        self.drawn: list[float] = []
+
+    def __call__(self) -> float:
+        """Draw a number from 0 up to 1."""
+        number = self._chance()
+        self.drawn.append(number)
+        return number
 
 
 class LoadBalancer(ABC):

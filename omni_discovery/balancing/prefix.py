@@ -29,7 +29,8 @@ class PrefixIndex:
     """
 
     def __init__(self, chance: Callable[[], float]) -> None:
-        self._chance = chance
+        #: See KeyedIndex.
+        self.chance = chance
         self._points: list[int] = []
         self._owners: list[Member] = []
         #: Members with points on the ring, removed ones as well; and members that are to get theirs at the next pick.
@@ -40,6 +41,9 @@ class PrefixIndex:
         #: What of each member is in the sums below: its load, and capacity * weight.
         self._counted: dict[Member, tuple[int, float]] = {}
         self._total_load, self._total_worth = 0, 0.0
+        #: The point of the ring where the last pick began, and the worth of all members then: less than the prompt's
+        #: hash says of it, and enough to repeat the pick.
+        self.basis: tuple[float, ...] = ()
 
     def add(self, member: Member) -> None:
         """See PoolIndex."""
@@ -65,12 +69,20 @@ class PrefixIndex:
 
     def pick(self, task: Task) -> Member | None:
         """See PoolIndex."""
-        if not self._members:
-            return None
+        return self.pick_from(prefix_hash(task)) if self._members else None
+
+    def restore_basis(self, basis: tuple[float, ...]) -> None:
+        """Have the next ``pick_from`` go by the ``basis`` of another index with the same members."""
+        # The sum of another index was added up in another order, and may be another in its last digits.
+        self._total_worth = basis[1]
+
+    def pick_from(self, point: float) -> Member:
+        """Choose from this point of the ring on; the index must not be empty."""
         if self._joining:
             self._join()
         owners, count, counted = self._owners, len(self._owners), self._counted
-        start = bisect_left(self._points, prefix_hash(task))
+        start = bisect_left(self._points, point)
+        self.basis = self._points[start % count], self._total_worth
         most = _BOUND * (self._total_load + 1) / self._total_worth
         for step in range(start, start + min(count, _MAX_STEPS)):
             member = owners[step % count]
@@ -79,7 +91,7 @@ class PrefixIndex:
         return self._pick_random()
 
     def _pick_random(self) -> Member:
-        one, other = (self._members[int(self._chance() * len(self._members))] for _ in range(2))
+        one, other = (self._members[int(self.chance() * len(self._members))] for _ in range(2))
         return min(one, other, key=lambda member: member.load / (member.capacity * member.weight))
 
     def _count(self, member: Member) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     _Turn = tuple[float, int, str, int, Member]
 
 _DRAWS: Final = 8
+_BY_GROUPS: Final = (1.0,)
 
 
 class _Group:
@@ -75,11 +76,14 @@ class KeyedIndex:
 
     def __init__(self, key: Callable[[Member], float], chance: Callable[[], float]) -> None:
         self._key = key
-        self._chance = chance
-        #: By the exponent of the weight. No group is empty.
+        #: Numbers from 0 up to 1; whoever keeps receipts puts one here that remembers them.
+        self.chance = chance
+        #: By the exponent of the weight, in ascending order. No group is empty.
         self._groups: dict[int, _Group] = {}
         #: The group, if there is exactly one.
         self._only: _Group | None = None
+        #: What the last pick went by beside members and draws: (1.0,) where members were drawn as if weights differed.
+        self.basis: tuple[float, ...] = ()
 
     def add(self, member: Member) -> None:
         """See PoolIndex."""
@@ -87,6 +91,7 @@ class KeyedIndex:
         group = self._groups.get(exponent)
         if group is None:
             group = self._groups[exponent] = _Group(member.weight)
+            self._groups = dict(sorted(self._groups.items()))
             self._only = group if len(self._groups) == 1 else None
         elif group.weight != member.weight:
             group.weight = nan
@@ -115,6 +120,12 @@ class KeyedIndex:
             self._groups = {exponent: left for exponent, left in self._groups.items() if left is not group}
             self._only = next(iter(self._groups.values())) if len(self._groups) == 1 else None
 
+    def restore_basis(self, basis: tuple[float, ...]) -> None:
+        """Have the next pick go by the ``basis`` of another index with the same members."""
+        if basis:
+            for group in self._groups.values():
+                group.weight = nan
+
     def pick(self, task: Task) -> Member | None:
         """See PoolIndex."""
         group = self._only
@@ -122,10 +133,12 @@ class KeyedIndex:
             return self._from_groups() if self._groups else None
         bucket = group.buckets[group.keys[0]] or group.buckets[group.least()]
         if group.weight == group.weight:
-            return bucket[int(self._chance() * len(bucket))] if len(bucket) > 1 else bucket[0]
+            self.basis = ()
+            return bucket[int(self.chance() * len(bucket))] if len(bucket) > 1 else bucket[0]
         return self._from_groups()
 
     def _from_groups(self) -> Member:
+        self.basis = _BY_GROUPS
         least, total = inf, 0.0
         equals: list[tuple[list[Member], float]] = []
         bounds: list[float] = []
@@ -138,7 +151,7 @@ class KeyedIndex:
                 total += len(bucket) * group.bound
                 bounds.append(total)
                 equals.append((bucket, group.bound))
-        chance = self._chance
+        chance = self.chance
         while True:
             bucket, bound = equals[bisect_right(bounds, chance() * total)]
             member = bucket[int(chance() * len(bucket))]
@@ -172,13 +185,14 @@ class TwoChoicesIndex(KeyedIndex):
         group = self._only
         if group is None or group.weight != group.weight:
             return self._pick_weighted(task)
+        self.basis = ()
         members = group.buckets[0.0]
         count = len(members)
         if count == 1:
             return members[0]
-        position = int(self._chance() * count)
+        position = int(self.chance() * count)
         first = members[position]
-        other = int(self._chance() * (count - 1))
+        other = int(self.chance() * (count - 1))
         second = members[other + (other >= position)]
         return second if second.load * first.capacity < first.load * second.capacity else first
 
@@ -194,7 +208,10 @@ class TwoChoicesIndex(KeyedIndex):
 
 
 class StrideIndex:
-    """One member after the other by replica id; one of twice the weight has its turn twice as often. O(log n)."""
+    """One member after the other by replica id; one of twice the weight has its turn twice as often. O(log n).
+
+    The ``key`` of a member is the moment of its turn.
+    """
 
     def __init__(self, start_index: int = 0) -> None:
         self._start_index = start_index
@@ -206,6 +223,10 @@ class StrideIndex:
         #: The turn that was taken last.
         self._last: tuple[float, int, str] = (0.0, -(1 << 62), "")
 
+    def restore_turn(self, member: Member, moment: float) -> None:
+        """Have ``add`` give the member this turn, its ``key`` in another index. Nothing was picked yet."""
+        member.key, member.index_state = moment, self
+
     def add(self, member: Member) -> None:
         """See PoolIndex. A member that is added again keeps its turn, if that is not over."""
         moment, name = self._last[0], (member.info.replica_id, member.addr)
@@ -213,6 +234,7 @@ class StrideIndex:
             moment += 1.0 / member.weight
         if member.index_state is self:
             moment = max(moment, member.key)
+        member.key = moment
         self._number += 1
         turn = (moment, *name, self._number, member)
         member.index_state = turn
@@ -227,7 +249,6 @@ class StrideIndex:
 
     def remove(self, member: Member) -> None:
         """See PoolIndex."""
-        member.key = member.index_state[0]
         member.index_state = self
         self._count -= 1
 
@@ -245,7 +266,7 @@ class StrideIndex:
         turn: _Turn = heap[0]
         moment, replica_id, addr, number, member = turn
         following = (moment + 1.0 / member.weight, replica_id, addr, number, member)
-        member.index_state = following
+        member.index_state, member.key = following, following[0]
         heapreplace(heap, following)
         self._last = moment, replica_id, addr
         return member

@@ -176,6 +176,7 @@ ATTACKS: Final = (
     Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
+    Attack("L7", "a speech for whose talker no penalty is asked", "spoken; its replica goes on"),
     Attack(
         "M4",
         "a replica names 2**28 tokens, or sends small files of many pixels, to a hub with --api vllm-omni",
@@ -183,6 +184,9 @@ ATTACKS: Final = (
     ),
     Attack("M5", "a replica sends log probabilities without end, or that nobody asked for", "bounded; not shown"),
     Attack("M6", "a replica makes a whole answer without end, asked through vLLM's API", "it ends at 128 MiB"),
+    Attack("M7", "a thousand videos asked for at once", "no more get a place than there are, of each key and in all"),
+    Attack("M8", "a job whose record no hub can read", "a 400; nothing is written; junk is one line in the log"),
+    Attack("M9", "a key by the name of another, in a second file, in etcd or later", "none of the other's videos"),
 )
 
 #: Rows without a test, and why.

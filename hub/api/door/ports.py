@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from hub.api.admin import build_admin
+from hub.api.admin.app import build_admin
 from hub.api.client_quota import ClientQuota
 from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly

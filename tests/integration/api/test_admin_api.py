@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hub.api.admin import build_admin
+from hub.api.admin.app import build_admin
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
 from omni_discovery import wire

@@ -29,7 +29,7 @@ def test_a_story_tells_events_with_stage_attempt_replica_and_what_followed() -> 
         "+2.000 Rejected stage=0 attempt=0 reason='no' -> Retry(0), Dispatch(0)",
         "+3.000 Sent stage=0 attempt=1 replica=0/1",
         "+4.000 Accepted stage=0 attempt=1",
-        "+5.000 Chunk stage=0 attempt=1 -> Emit",
+        "+5.000 Chunk stage=0 attempt=1 modality=text -> Emit",
         "+8.000 StageDone stage=0 attempt=1 -> Emit, Dispatch(1)",
         "+9.000 Sent stage=1 attempt=0 replica=1/0",
         "+10.000 Accepted stage=1 attempt=0",
@@ -59,7 +59,7 @@ def test_a_long_answer_does_not_push_out_how_the_request_began() -> None:
     assert lines_of(walk)[0].startswith("+0.000 Submitted")
     # One that is of no use is news.
     walk.chunk(0, 3)
-    assert lines_of(walk)[-1].endswith("Chunk stage=0 attempt=0 -> Drop")
+    assert lines_of(walk)[-1].endswith("Chunk stage=0 attempt=0 modality=text -> Drop")
 
 
 def test_the_last_events_are_kept_of_a_request_that_much_happens_to() -> None:
@@ -68,7 +68,7 @@ def test_the_last_events_are_kept_of_a_request_that_much_happens_to() -> None:
     for number in range(2 * MAX_EVENTS):
         walk.tell(ev.ClientBackpressure(is_behind=number % 2 == 0))
     assert len(lines_of(walk)) == len(walk.machine.story) == MAX_EVENTS
-    assert lines_of(walk)[0] == "+0.000 ClientBackpressure"
+    assert lines_of(walk)[0] == "+0.000 ClientBackpressure reason='behind'"
 
 
 def test_a_debugger_shows_where_a_request_stands() -> None:

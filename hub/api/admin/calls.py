@@ -1,4 +1,4 @@
-"""``--admin-port``: control calls to replicas over HTTP, for operators, at a port and with a token of their own.
+"""Control calls to replicas over HTTP, for operators.
 
 ``POST /admin/<method>`` with a JSON body of ``args``, ``kwargs``, ``stage_ids`` and ``timeout_s``, all optional, gives
 a JSON list with one entry for each replica; a failure is in its entry, and the status is 200 all the same.
@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -41,13 +40,13 @@ class AdminCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     timeout_s: float = 60.0
 
 
-def build_admin(omni: AsyncOmni) -> Starlette:
-    """The web application of the operators' calls; who may make them is decided in front of it."""
+def call_routes(omni: AsyncOmni) -> list[Route]:
+    """The routes of control calls."""
 
     async def respond(request: Request) -> Response:
         return await _respond(omni, request)
 
-    return Starlette(routes=[Route("/admin/{method}", respond, methods=["POST"])])
+    return [Route("/admin/{method}", respond, methods=["POST"])]
 
 
 async def _respond(omni: AsyncOmni, request: Request) -> Response:

@@ -1,0 +1,158 @@
+"""Pictures: what a pool looked like when it picked, for a receipt. Pure.
+
+A picture is made for every pick, so it is one plain tuple of numbers and texts: cheap to make, cheap to keep, and
+nothing that the garbage collector has to follow.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from hub.pool.entry import NO_TIER, Entry
+from hub.pool.status import cause_absent
+from omni_discovery.balancing.base import Draws
+from omni_discovery.receipts.receipt import BY_BINDING, BY_POLICY, LAST_RESORT, Candidate, Picking
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from hub.pool.members import Members
+    from omni_discovery.balancing.base import PoolIndex
+
+#: How many replicas a picture holds. A pick costs the same with thousands, and so must its picture.
+MOST_FACES: Final = 32
+
+#: (replica id, epoch, load, reported, capacity, weight, credits or -1, tier, is local, is probed, why out, key,
+#: position): the fields of a Candidate, in another order.
+Face = tuple[int, int, int, int, int, float, int, int, bool, bool, str, float, int]
+#: (how, chosen id or -1, its epoch, known, free, faces, draws, basis)
+Picture = tuple[str, int, int, int, int, tuple[Face, ...], tuple[float, ...], tuple[float, ...]]
+
+
+class PickPictures:
+    """Part of a pool: ``look`` before a policy picks, ``picked`` after it has."""
+
+    def __init__(self, members: Members, tiers: Sequence[PoolIndex]) -> None:
+        self._members = members
+        self._tiers = tiers
+        self._draws = Draws(_no_chance)
+        for index in tiers:
+            # A third party's index has no chance that could be watched.
+            if hasattr(index, "chance"):
+                draws = Draws(index.chance)
+                # All write to one list: a pick draws from one index after the other.
+                draws.drawn = self._draws.drawn
+                index.chance = draws
+        self._faces: tuple[Face, ...] = ()
+
+    def look(self, avoid: Collection[str]) -> None:
+        """Keep what the pool looks like now; a policy is about to pick."""
+        self._draws.drawn.clear()
+        self._faces = self._look(avoid)
+
+    def picked(self, chosen: Entry, free: int, avoid: Collection[str]) -> Picture:
+        """The picture of a pick by the policy."""
+        info, faces, tier = chosen.info, self._faces, chosen.tier
+        known = len(self._members.entries)
+        if known > MOST_FACES and not any(face[0] == info.replica_id and face[1] == info.epoch for face in faces):
+            faces = (*faces, face_of(chosen, avoid))
+        how = BY_POLICY if tier != NO_TIER else LAST_RESORT
+        basis = getattr(self._tiers[tier], "basis", ()) if tier != NO_TIER else ()
+        return how, info.replica_id, info.epoch, known, free, faces, tuple(self._draws.drawn), basis
+
+    def bound(self, chosen: Entry, free: int) -> Picture:
+        """The picture of a request that goes where it was, or where its parent is."""
+        known = len(self._members.entries)
+        return BY_BINDING, chosen.info.replica_id, chosen.info.epoch, known, free, (face_of(chosen, ()),), (), ()
+
+    def waits(self, free: int, avoid: Collection[str]) -> Picture:
+        """The picture of a pick that found nobody."""
+        return BY_POLICY, -1, 0, len(self._members.entries), free, self._look(avoid), (), ()
+
+    def _look(self, avoid: Collection[str]) -> tuple[Face, ...]:
+        entries = self._members.entries.values()
+        if len(entries) > MOST_FACES:
+            return tuple([face_of(entry, avoid) for entry in islice(entries, MOST_FACES)])
+        return tuple([face_of(entry, avoid) for entry in entries])
+
+
+def _no_chance() -> float:
+    return 0.0
+
+
+def face_of(entry: Entry, avoid: Collection[str]) -> Face:
+    """One replica as it is now, for a pick that avoids some."""
+    info, tier = entry.info, entry.tier
+    return (
+        info.replica_id,
+        info.epoch,
+        entry.load,
+        entry.reported,
+        entry.capacity,
+        entry.weight,
+        entry.credits if entry.uses_credits else -1,
+        tier,
+        entry.is_local,
+        entry.health.needs_probe,
+        "" if tier >= 0 and not avoid else why_out(entry, avoid),
+        entry.key,
+        entry.position,
+    )
+
+
+def why_out(entry: Entry, avoid: Collection[str]) -> str:
+    """Why a replica can't be picked for a request that avoids some; empty if it can."""
+    if entry.addr in avoid:
+        return "it has failed this request, or was late with it"
+    if entry.tier != NO_TIER:
+        return ""
+    if not entry.listed:
+        return "it is not registered any more"
+    if not entry.pickable:
+        return cause_absent(entry)
+    if entry.health.is_blocked:
+        return f"ejected: {entry.health.reason}"
+    if entry.send_queue_full_until_s:
+        return "its send queue is full"
+    if entry.load >= entry.capacity:
+        return "full: all its slots are taken"
+    return "no credit of this hub is left"
+
+
+def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
+    """The shown form of a picture; hosts and versions are not in it."""
+    how, chosen, epoch, known, free, faces, draws, basis = picture
+    return Picking(
+        how=how,
+        policy=policy,
+        chosen="" if chosen < 0 else f"{stage_id}/{chosen}",
+        chosen_epoch=epoch,
+        known=known,
+        free=free,
+        candidates=[candidate_of(face, stage_id) for face in faces],
+        # A binding asks nobody else.
+        cut=0 if how == BY_BINDING else max(0, known - len(faces)),
+        draws=list(draws),
+        basis=list(basis),
+    )
+
+
+def candidate_of(face: Face, stage_id: int) -> Candidate:
+    """The shown form of one replica in a picture."""
+    replica_id, epoch, load, reported, capacity, weight, credits_, tier, is_local, is_probed, out, key, position = face
+    return Candidate(
+        replica=f"{stage_id}/{replica_id}",
+        epoch=epoch,
+        load=load,
+        reported=reported,
+        capacity=capacity,
+        weight=weight,
+        credits=None if credits_ < 0 else credits_,
+        tier=tier,
+        is_local=is_local,
+        is_probed=is_probed,
+        out=out,
+        key=key,
+        position=position,
+    )
