@@ -20,13 +20,14 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
-from PIL.PngImagePlugin import PngImageFile
+from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 if importlib.util.find_spec("vllm_omni") is None:
     pytest.skip("vLLM-Omni has an environment of its own: make omni-test", allow_module_level=True)
 
 from hub.api.door.guard import Door, Locks
 from hub.api.door.keys import KeyRing, read_key
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, EngineFailedError
@@ -235,10 +236,30 @@ async def test_pictures_are_unpacked_beside_the_loop(drawing: Any, monkeypatch: 
 
 
 @pytest.mark.attack("M4")
+async def test_of_small_pictures_neither_the_number_nor_the_texts_are_free() -> None:
+    """A file of 1 KB may have a text of 1 MB, and a replica may send any number of them."""
+    from vllm.sampling_params import RequestOutputKind
+
+    from hub.api.vllm.omni.outputs import FinalStage
+
+    file, about = io.BytesIO(), PngInfo()
+    about.add_text("note", "x" * 1_000_000, zip=True)
+    Image.new("RGB", (1, 1)).save(file, "PNG", pnginfo=about)
+    stage = FinalStage("r", RequestOutputKind.FINAL_ONLY, [])
+    for _ in range(100):
+        assert await stage.add(OmniOutput("r", 0, "image", data=file.getvalue(), mime="image/png")) is None
+    made = await stage.add(OmniOutput("r", 0, "image", finish_reason="stop"))
+    assert made is not None
+    assert len(made.images) == 100
+    assert not any(picture.text or picture.info for picture in made.images)
+    assert stage._size.size_bytes > 100 * 16 << 10
+
+
+@pytest.mark.attack("M4")
 async def test_a_file_that_is_no_picture_fails_the_request(drawing: Any) -> None:
     def scribble(replica: FakeReplica, submit: wire.Submit) -> None:
         replica.accept(submit)
-        replica.chunk(submit, 0, modality="image", mime="image/png", attachments=[png()[:60]])
+        replica.chunk(submit, 0, modality="image", mime="image/png", attachments=[png()[:45]])
         replica.done(submit, 1)
 
     async with serving(drawing, scribble, deploy=PAINTER) as (client, _, _):

@@ -23,8 +23,11 @@ from omni_discovery.errors import EngineFailedError
 _FULL_SCALE: Final = 32768
 #: The most tokens of a prompt that only the replica knows. The server counts a list of them, which takes memory.
 _MOST_COUNTED: Final = 1 << 20
-#: Of a picture that is unpacked, at most.
+#: Of a picture that is unpacked, at most; and what any takes beside its pixels and its file.
 _PIXEL_BYTES: Final = 4
+_PICTURE_BYTES: Final = 16 << 10
+#: What is kept of the notes in a picture's file, which may unpack to 64 MiB.
+_KEPT_NOTES: Final = ("transparency", "icc_profile")
 
 
 class FinalStage:
@@ -85,7 +88,7 @@ class FinalStage:
     async def _picture(self, file: bytes) -> Image.Image:
         """The picture in a file, unpacked. It counts as it is unpacked: a small file may hold any number of pixels."""
         picture = await asyncio.to_thread(_opened, file)
-        self._size.add(len(file) + _PIXEL_BYTES * picture.width * picture.height)
+        self._size.add(len(file) + _PICTURE_BYTES + _PIXEL_BYTES * picture.width * picture.height)
         await asyncio.to_thread(_unpack, picture)
         return picture
 
@@ -129,6 +132,11 @@ class _Picture(PngImageFile):
         else:
             super().save(fp, format, **params)
 
+    def drop_notes(self) -> None:
+        """Drop the texts in the file, once it is unpacked."""
+        self.info = {name: self.info[name] for name in _KEPT_NOTES if name in self.info}
+        self._text, self.private_chunks = {}, []
+
 
 def _numbers(sound: bytearray, rate_hz: int) -> dict[str, Any]:
     samples = np.frombuffer(sound, "<i2").astype(np.float32)
@@ -162,6 +170,7 @@ def _opened(file: bytes) -> _Picture:
 def _unpack(picture: _Picture) -> None:
     try:
         picture.load()
+        picture.drop_notes()
     except Exception as error:
         raise _unreadable(error) from error
 
