@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hub.replicas.events import ClientEvent
     from hub.replicas.factory import RemoteReplicaFactory
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
+    from omni_discovery.records.params import ParamBounds
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
@@ -172,7 +173,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
-        self.rejections = RejectionLog(self.hub_metrics)
+        self.rejections = RejectionLog(self.hub_metrics, on_overload=self._count_refusal)
         self._key_pair = key_pair
         self._resolver = resolver or Resolver()
         self._turns = LongTurns()
@@ -233,6 +234,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def is_running(self) -> bool:
         """Whether the orchestrator runs, so that requests are accepted."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests of callers have not ended."""
+        return len(self._queues)
 
     def check_serving(self) -> None:
         """Raise RequestError if this hub can't serve any request, with whatever replicas."""
@@ -297,6 +303,10 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         since_s = self._stale_since_s
         return None if since_s is None else max(0.0, time.time() - since_s)
 
+    def _count_refusal(self, error: OverloadedError) -> None:
+        if self._orchestrator is not None:
+            self._orchestrator.health.recent.count_refusal(error.stage_id, time.monotonic())
+
     def health(self) -> HubHealth | None:
         """What this hub reports of requests and replicas; None before ``start``. May be called from any thread."""
         return None if self._orchestrator is None else self._orchestrator.health.report
@@ -333,6 +343,10 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def voices(self) -> list[str]:
         """The voices that this pipeline's replicas can speak with, sorted."""
         return self.releases.voices()
+
+    def params_taken(self, stage_id: int) -> list[Mapping[str, ParamBounds] | None]:
+        """What each replica of a stage that takes work says that its parameters may be; None: it says nothing."""
+        return self.releases.params_taken(stage_id)
 
     async def generate(
         self,

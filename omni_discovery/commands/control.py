@@ -12,6 +12,8 @@ from omni_discovery.commands.registry import ANSWER_S, add_registry_options, wit
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omni_discovery.commands.operate import DrainStep, Target
     from omni_discovery.kv import KVStore
     from omni_discovery.records.schema import ReplicaInfo
@@ -108,24 +110,24 @@ def _target_of(arguments: argparse.Namespace) -> Target:
     return Target(check_namespace(arguments.namespace), *arguments.replica)
 
 
-def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undo: bool) -> int:
-    return with_registry(arguments, lambda kv: _write_and_wait(kv, _target_of(arguments), changes, done, undo))
+def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undoes: bool) -> int:
+    return with_registry(arguments, lambda kv: _write_and_wait(kv, _target_of(arguments), changes, done, undoes))
 
 
-async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undo: bool) -> int:
+async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undoes: bool) -> int:
     """Change the control key, wait for the replica's answer and print it; return the exit code."""
-    from omni_discovery.commands.operate import must_be_registered, read_replica, steer, write_control
+    from omni_discovery.commands.operate import must_be_registered, read_replica, steer, undo, write_control
 
     # The key may be left of a replica that is gone; then no answer to its removal will come.
-    if undo and await read_replica(kv, target) is None:
+    if undoes and await read_replica(kv, target) is None:
         await write_control(kv, target, changes)
         say(f"replica {target} is not registered; its key is cleared")
         return 0
     before = await must_be_registered(kv, target)
     began_s = time.monotonic()
     info: ReplicaInfo | None
-    if undo:
-        info = await _undo(kv, target, before, changes)
+    if undoes:
+        info = await undo(kv, target, before, changes, ANSWER_S)
     else:
         if changes in ({"cordon": True}, {"weight": 0.0}):
             await _warn_of_last(kv, target, before)
@@ -135,15 +137,6 @@ async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], 
         return 0
     say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
     return 0
-
-
-async def _undo(kv: KVStore, target: Target, before: ReplicaInfo, changes: dict[str, Any]) -> ReplicaInfo | None:
-    from omni_discovery.commands.operate import take_back_cordon, wait_answered, write_control
-
-    revision = await write_control(kv, target, changes)
-    if not before.control_revision and before.cordoned and "cordon" in changes:
-        return await take_back_cordon(kv, target, ANSWER_S)
-    return await wait_answered(kv, target, revision, ANSWER_S)
 
 
 async def _warn_of_last(kv: KVStore, target: Target, before: ReplicaInfo) -> None:
@@ -168,10 +161,10 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     before = await must_be_registered(kv, target)
     await _warn_of_last(kv, target, before)
     began_s = time.monotonic()
-    revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
-    # The replica may have drained and left the registry before this reads its answer.
-    await wait_answered(kv, target, revision, min(ANSWER_S, timeout_s))
     with _Progress(target, before.epoch) as progress:
+        revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
+        # The replica may have drained and left the registry before this reads its answer.
+        await wait_answered(kv, target, revision, min(ANSWER_S, timeout_s))
         left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
         end = await wait_drained(kv, target, before.epoch, left_s, progress.show)
     took = f"{time.monotonic() - began_s:.1f} s"
@@ -190,13 +183,19 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     return 1
 
 
-class _Progress:
-    """Shows what a drain waits for: one live line on a terminal, else a new line for each change."""
+#: What a drain waits for is said again so often, in seconds, where it does not change.
+_REPEAT_S: Final = 10.0
 
-    def __init__(self, target: Target, epoch: int) -> None:
+
+class _Progress:
+    """Shows what a drain waits for: one live line on a terminal, else a line for each change and each ten seconds."""
+
+    def __init__(self, target: Target, epoch: int, now: Callable[[], float] = time.monotonic) -> None:
         from omni_discovery.commands.terminal import TextConsole
 
         self.in_flight = -1
+        self._now = now
+        self._began_s = self._shown_at_s = now()
         self._shown: DrainStep | None = None
         self._title = f"draining {target} (epoch {epoch})"
         self._console = TextConsole()
@@ -212,14 +211,15 @@ class _Progress:
             self._status.stop()
 
     def show(self, step: DrainStep) -> None:
-        """Show how far the drain is, unless that was shown last."""
-        if step == self._shown:
+        """Show how far the drain is, unless that was shown a moment ago."""
+        now_s = self._now()
+        if step == self._shown and self._status is None and now_s - self._shown_at_s < _REPEAT_S:
             return
-        self._shown, self.in_flight = step, step.in_flight
+        self._shown, self.in_flight, self._shown_at_s = step, step.in_flight, now_s
         text = f"{self._title}: {step.in_flight} in flight"
         if step.awaited:
             text += f", waits for hubs to know of it: {', '.join(sorted(step.awaited)[:8])}"
         if self._status is not None:
-            self._status.update(text)
+            self._status.update(f"{text} · {now_s - self._began_s:.0f} s")
         else:
             say(text)

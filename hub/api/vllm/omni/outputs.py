@@ -47,6 +47,8 @@ class FinalStage:
 
     async def add(self, output: OmniOutput) -> OmniRequestOutput | None:
         """Add one output; return what the server gets, None if it waits for more. Raise EngineFailedError."""
+        if output.partial_image is not None:
+            return None
         is_last = output.finish_reason is not None
         if self._is_delta:
             # The server has had what was kept.
