@@ -141,6 +141,8 @@ def _checked(segment: object) -> Mapping[str, Any]:
 _REVOKED: Final = "this hub is revoked: no replica listens to it"
 #: How long the last aborts may take to be sent before the sockets are closed.
 _FLUSH_S: Final = 0.05
+#: How old the oldest output that a client has not read must be before its request ends for others to have room.
+_PATIENCE_S: Final = 5.0
 #: Requests that the error of an abort names.
 _MOST_NAMED: Final = 10
 
@@ -400,6 +402,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 raise InvalidRequestError(f"a request with the id {parts.request_id!r} is already running")
             request = self._admission.check(parts, live_hubs)
             self.check_serving()
+            if len(self._queues) >= self._config.max_in_flight:
+                with suppress(asyncio.QueueFull):
+                    self._end_unread()
             self._admission.admit(request, len(self._queues), live_hubs)
             queue = self._enqueue(orchestrator, request)
         inner_id = request.request_id
@@ -410,9 +415,27 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 yield output
         finally:
             feeder.stop()
-            del self._queues[inner_id], self._inner_ids[request.shown_id]
+            self._forget_queue(request.shown_id, inner_id)
             if not queue.has_ended:
                 self._ask(AbortRequest(inner_id))
+
+    def _forget_queue(self, shown_id: str, inner_id: str) -> None:
+        self._queues.pop(inner_id, None)
+        # Another request may have the client's name by now.
+        if self._inner_ids.get(shown_id) == inner_id:
+            del self._inner_ids[shown_id]
+
+    def _end_unread(self) -> None:
+        """Make room: end the request whose client has left its output unread for longest, if that is long at all."""
+        inner_id, queue = min(self._queues.items(), key=lambda item: item[1].unread_since_s)
+        if time.monotonic() - queue.unread_since_s < _PATIENCE_S:
+            return
+        error = OverloadedError("the client reads too slowly, and this hub needs the place for others")
+        if not queue.has_ended:
+            self._ask(AbortRequest(inner_id, error))
+        queue.discard(error)
+        # The client's name, then the number that admission gave it.
+        self._forget_queue(inner_id.rpartition("~")[0], inner_id)
 
     async def update(self, request_id: str, inputs: Mapping[str, Any] | None, *, is_last: bool = False) -> None:
         """Send a ``segmented`` request its next segment, if any; ``is_last``: the last one. Return once it is accepted.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final
 
 from hub.orchestrator.active import AbortRequest, Ended
@@ -60,13 +62,18 @@ class OutputQueue:
         self._max_bytes = max_bytes
         self._watermarks = Watermarks(max_outputs, max_bytes)
         self._on_backpressure = on_backpressure
-        #: Each output with its size in bytes.
-        self._outputs: deque[tuple[OmniOutput, int]] = deque()
+        #: Each output with its size in bytes and the moment when it, or the first of what it was joined of, was put.
+        self._outputs: deque[tuple[OmniOutput, int, float]] = deque()
         self._size_bytes = 0
         #: Whether no output follows those that wait.
         self.has_ended = False
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def unread_since_s(self) -> float:
+        """Since when the oldest output waits for the client, monotonic; infinity if none does."""
+        return self._outputs[0][2] if self._outputs else inf
 
     def put(self, output: OmniOutput) -> bool:
         """Add an output; return False, and add nothing, if the queue is full."""
@@ -75,14 +82,14 @@ class OutputQueue:
             return False
         joined = None
         if len(self._outputs) >= self._watermarks.high_outputs:
-            last, last_bytes = self._outputs[-1]
+            last, last_bytes, put_at_s = self._outputs[-1]
             joined = last.joined(output) if last_bytes < _LONG_BYTES else None
         if joined is not None:
-            self._outputs[-1] = joined, last_bytes + size_bytes
+            self._outputs[-1] = joined, last_bytes + size_bytes, put_at_s
         elif len(self._outputs) >= self._max_outputs:
             return False
         else:
-            self._outputs.append((output, size_bytes))
+            self._outputs.append((output, size_bytes, time.monotonic()))
         self._size_bytes += size_bytes
         self._check_watermarks()
         self._wake()
@@ -94,13 +101,20 @@ class OutputQueue:
             self.has_ended, self._error = True, error
             self._wake()
 
+    def discard(self, error: RequestError) -> None:
+        """Drop what waits, and end with the error whatever the end was to be."""
+        self._outputs.clear()
+        self._size_bytes = 0
+        self.has_ended, self._error = True, error
+        self._wake()
+
     async def get(self) -> OmniOutput | None:
         """Wait for the next output; None at the end. Raise the request's error after its last output."""
         while not self._outputs and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self._outputs:
-            output, size_bytes = self._outputs.popleft()
+            output, size_bytes, _put_at_s = self._outputs.popleft()
             self._size_bytes -= size_bytes
             self._check_watermarks()
             return output

@@ -32,6 +32,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_ms: int = 3000
     #: Requests that may be queued beyond the engine's capacity.
     max_waiting: int = 256
+    #: Requests that may be parked beside those, each for a client that is behind with its output. For one more, that
+    #: ends which has been parked for longest.
+    max_parked: int = 4096
     #: Multiparts that ZMQ may hold for one connection. Few, so that a hub which does not read is soon noticed.
     send_queue: int = 64
     #: Messages and bytes that may be queued for one hub behind these. From half of either on, its requests are paused
@@ -45,8 +48,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError for values that don't fit together."""
         if self.heartbeat_timeout_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError("heartbeat_timeout_ms must be at least twice heartbeat_interval_ms")
-        if self.max_waiting < 0 or min(self.send_queue, self.outbox_messages) < 1 or self.hub_grace_s < 0:
-            raise ConfigError("max_waiting, send_queue, outbox_messages and hub_grace_s can't be less than nothing")
+        least = min(self.max_waiting, self.max_parked, self.send_queue - 1, self.outbox_messages - 1, self.hub_grace_s)
+        if least < 0:
+            raise ConfigError(
+                "max_waiting, max_parked and hub_grace_s are at least 0, send_queue and outbox_messages at least 1"
+            )
         if self.outbox_bytes < MAX_HEAD_BYTES + MAX_ATTACHMENT_BYTES:
             raise ConfigError("outbox_bytes must have room for the longest message there can be")
 

@@ -138,12 +138,17 @@ _NO_VERSIONS: Final[Mapping[int, str]] = MappingProxyType({})
 
 
 class Backlog:
-    """Counts requests from admission to the end of each stage's work, so that downstream stages see upstream ones."""
+    """Counts requests from admission to the end of each stage's work, so that downstream stages see upstream ones.
+
+    A request that waits for its client to read is not counted: it wants no slot meanwhile.
+    """
 
     def __init__(self) -> None:
         #: The stages that each unfinished request still needs, each with the fingerprint of its version.
         self._needs: dict[str, dict[int, str]] = {}
         self._counts: Counter[tuple[int, str]] = Counter()
+        #: Requests whose client is behind with their output.
+        self._set_aside: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._needs)
@@ -154,20 +159,38 @@ class Backlog:
 
     def enter(self, request_id: str, stages: Iterable[int], fingerprints: Mapping[int, str] = _NO_VERSIONS) -> None:
         """Count a request that needs these stages; it was admitted, or moved to other versions."""
-        self.leave(request_id)
-        needs = self._needs[request_id] = {stage_id: fingerprints.get(stage_id, "") for stage_id in stages}
-        self._counts.update(needs.items())
+        self._uncount(request_id)
+        self._needs[request_id] = {stage_id: fingerprints.get(stage_id, "") for stage_id in stages}
+        self._count(request_id)
+
+    def set_aside(self, request_id: str, *, is_aside: bool) -> None:
+        """Count a request no more while its client is behind with its output, or again. Unknown ones are fine."""
+        if request_id not in self._needs:
+            return
+        self._uncount(request_id)
+        (self._set_aside.add if is_aside else self._set_aside.discard)(request_id)
+        self._count(request_id)
 
     def passed(self, request_id: str, stages: Iterable[int]) -> None:
         """Count these stages of a request as done. Unknown requests and stages are fine."""
         needs = self._needs.get(request_id, {})
         for stage_id in stages:
             if stage_id in needs:
-                self._counts[stage_id, needs.pop(stage_id)] -= 1
+                self._counts[stage_id, needs.pop(stage_id)] -= request_id not in self._set_aside
 
     def leave(self, request_id: str) -> None:
         """Count a request no more: it has ended. Unknown ones are fine."""
-        self._counts.subtract(self._needs.pop(request_id, {}).items())
+        self._uncount(request_id)
+        self._needs.pop(request_id, None)
+        self._set_aside.discard(request_id)
+
+    def _count(self, request_id: str) -> None:
+        if request_id not in self._set_aside:
+            self._counts.update(self._needs[request_id].items())
+
+    def _uncount(self, request_id: str) -> None:
+        if request_id not in self._set_aside:
+            self._counts.subtract(self._needs.get(request_id, {}).items())
 
 
 _MAX_ID_LENGTH: Final = 200

@@ -162,6 +162,7 @@ class Requests:
             case UpdateRequest():
                 self._add_segment(item)
             case BackpressureChanged(request_id=request_id, backpressure=backpressure):
+                self._backlog.set_aside(request_id, is_aside=backpressure.is_behind)
                 self.apply_event(request_id, backpressure)
             case TimeUp(request_id=request_id):
                 self.apply_event(request_id, ev.DeadlinePassed())

@@ -57,6 +57,8 @@ class Ledger:
         self._max_ended = max_ended
         #: Requests in flight, by key.
         self.tickets: dict[str, Ticket] = {}
+        #: Those of them that the engine has parked, the one that was parked first before all others.
+        self._parked: dict[str, Ticket] = {}
         #: Part of every key, so that keys differ also where a hub uses a request id again.
         self._serial = 0
         #: The attempt in flight that counts, by hub id and request id.
@@ -71,6 +73,24 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self.tickets)
+
+    @property
+    def parked_count(self) -> int:
+        """How many requests in flight the engine has parked."""
+        return len(self._parked)
+
+    @property
+    def longest_parked(self) -> Ticket | None:
+        """The request that has been parked for longest; None if none is."""
+        return next(iter(self._parked.values()), None)
+
+    def park(self, ticket: Ticket, *, is_parked: bool) -> None:
+        """Record that the engine has parked a request in flight, or goes on with it."""
+        ticket.is_parked = is_parked
+        if is_parked:
+            self._parked[ticket.key] = ticket
+        else:
+            self._parked.pop(ticket.key, None)
 
     def open_ticket(self, peer: Peer, request_id: str, attempt: int, epoch: int) -> Ticket:
         """Record an accepted request."""
@@ -95,6 +115,7 @@ class Ledger:
         """Record that a request ended. Return False if it had ended already."""
         if self.tickets.pop(ticket.key, None) is None:
             return False
+        self._parked.pop(ticket.key, None)
         request = ticket.peer.hub_id, ticket.request_id
         if self._current.get(request) is ticket:
             del self._current[request]

@@ -254,7 +254,8 @@ class Sessions:
             self._counters["replayed"] += 1
             return
         limit = self._state.capacity() + self._config.max_waiting
-        refusal = admit(self._state.life_state(), len(self.ledger.tickets), limit)
+        # A parked request waits for its client and for no slot, so it must not keep others out.
+        refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return
@@ -329,11 +330,14 @@ class Sessions:
 
     def _park(self, ticket: Ticket, *, is_parked: bool) -> None:
         # The slot of a request is free while the engine has parked it.
-        ticket.is_parked = is_parked
-        if is_parked:
-            self._credits.end_request(ticket.peer.name)
-        else:
+        self.ledger.park(ticket, is_parked=is_parked)
+        if not is_parked:
             self._credits.begin_request(ticket.peer.name, credit=False)
+            return
+        self._credits.end_request(ticket.peer.name)
+        longest, most = self.ledger.longest_parked, self._config.max_parked
+        if longest is not None and self.ledger.parked_count > most:
+            self._end_unread(longest, f"its client reads too slowly: more than {most} requests wait for theirs here")
 
     def _answer_call(self, peer: Peer, message: wire.ControlResult) -> None:
         if not self._replies.push_message(peer.name, wire.encode(message)):
@@ -391,14 +395,14 @@ class Sessions:
             if not isinstance(largest, Ticket):
                 self._give_up(ticket.peer, _READS_NOTHING)
                 return
-            self._end_unread(largest)
+            self._end_unread(largest, "the hub does not read its outputs fast enough")
             if largest is ticket:
                 return
 
-    def _end_unread(self, ticket: Ticket) -> None:
-        """End a request whose outputs were dropped because its hub has not read them; it may have ended before."""
+    def _end_unread(self, ticket: Ticket, why: str) -> None:
+        """End a request whose outputs are not read; it may have ended before, with outputs that were dropped since."""
         self._counters["unread_requests"] += 1
-        unread = RequestFailed(ticket.key, FailureKind.OVERLOADED, "the hub does not read its outputs fast enough")
+        unread = RequestFailed(ticket.key, FailureKind.OVERLOADED, why)
         if ticket.key in self.ledger.tickets:
             self._close(ticket)
             self._log_end(ticket, unread)

@@ -144,6 +144,7 @@ ATTACKS: Final = (
     Attack("I2", "clients that read slowly, where stages hand over by pieces", "no stage keeps their slots"),
     Attack("I3", "a client that reads little, but steadily", "it is not cut, and gets the whole answer"),
     Attack("I4", "answers that are longer than their time, one after the other", "the hub stays ready"),
+    Attack("I5", "hundreds of streams that nobody reads, or that are read a byte at a time", "they keep nobody out"),
     Attack("I6", "half a million token ids, for 16 answers", "sent one by one; others get their turns"),
     Attack("I7", "a replica is lost behind megabytes of prompt and answer", "replica_lost, no mistake of the client"),
     Attack("I8", "messages without role or content in a WebSocket", "refused, as in chats"),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
 from hub.async_omni import AsyncOmni
 from hub.output_queue import OutputQueue
 from omni_discovery import wire
-from omni_discovery.errors import DeadlineExceededError
+from omni_discovery.errors import DeadlineExceededError, OverloadedError
+from stage_runtime.config import ServerConfig
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import QUICK, FakeReplica, collect, deploy_of, running_hub, show, text_of, until
 from tests.support.local_replica import LocalReplica
@@ -185,3 +187,28 @@ async def test_a_client_that_does_not_read_keeps_no_slot_of_a_stage_that_feeds_t
                 assert text_of(await collect(omni.generate({"prompt": f"other {number}"}))) == f"other {number}"
             assert text_of([*outputs, *await collect(slow)]) == TEXT
             await until(lambda: book.free + book.unspent == 1, 30.0)
+
+
+@pytest.mark.attack("I5")
+async def test_clients_that_do_not_read_fill_neither_a_replica_nor_its_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a replica with one slot where one may wait, a hub for four requests: four clients take a word and no more
+    2. others are served all the while; for the first that comes, the hub ends the one that is furthest behind
+    3. that one gets an error that says why; the others read on, every word
+    """
+    monkeypatch.setattr("hub.async_omni._PATIENCE_S", 0.2)
+    small = ServerConfig(max_waiting=1)
+    with LocalReplica(HUBS, capacity=1, delay_s=DELAY_S, config=small) as replica:
+        async with hub_of(ONE, replica, config=replace(CONFIG, max_in_flight=4, max_waiting=1)) as omni:
+            slow = []
+            for number in range(4):
+                slow.append(omni.generate({"prompt": TEXT}))
+                await anext(slow[-1])
+                await until(lambda n=number: replica.server._sessions.ledger.parked_count == n + 1, 30.0)
+            for number in range(2):
+                await until(lambda: min(each.unread_since_s for each in omni._queues.values()) < monotonic() - 0.2)
+                assert text_of(await collect(omni.generate({"prompt": f"other {number}"}))) == f"other {number}"
+            with pytest.raises(OverloadedError, match="reads too slowly"):
+                await collect(slow[0])
+            for each in slow[1:]:
+                assert text_of(await collect(each)).endswith(f"w{WORDS - 1}")
+            await until(lambda: replica.server.queue_length == 0 and not omni._queues, 30.0)

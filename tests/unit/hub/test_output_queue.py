@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from math import inf
 
 import pytest
 
@@ -10,7 +12,7 @@ from hub.orchestrator.active import AbortRequest, Ended
 from hub.output_queue import OutputQueue, Watermarks, deliver
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
-from omni_discovery.errors import RequestError
+from omni_discovery.errors import OverloadedError, RequestError
 
 BEHIND, CAUGHT_UP = ClientBackpressure(is_behind=True), ClientBackpressure(is_behind=False)
 
@@ -75,3 +77,23 @@ async def test_an_output_that_a_bug_keeps_from_its_client_ends_that_request_and_
         assert [abort.request_id for abort in aborted] == ["bad"]
     finally:
         task.cancel()
+
+
+async def test_the_oldest_output_says_how_far_behind_a_client_is_and_may_be_dropped() -> None:
+    """1. two outputs wait: since when the first does; it is read, and the second is the oldest; none: no time at all
+    2. what waits is dropped, and the reader gets the error at once, also where the end had come
+    """
+    queue = OutputQueue(8, 1000)
+    assert queue.unread_since_s == inf
+    began_s = time.monotonic()
+    queue.put(OmniOutput("r", 0, "text", text="a"))
+    between_s = time.monotonic()
+    queue.put(OmniOutput("r", 0, "text", text="b"))
+    assert began_s <= queue.unread_since_s <= between_s
+    assert await queue.get() is not None
+    assert between_s <= queue.unread_since_s < inf
+    queue.end(None)
+    queue.discard(OverloadedError("too slow"))
+    assert queue.unread_since_s == inf
+    with pytest.raises(OverloadedError, match="too slow"):
+        await queue.get()

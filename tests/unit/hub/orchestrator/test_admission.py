@@ -97,3 +97,29 @@ def test_a_request_counts_for_a_stage_until_it_has_passed_it() -> None:
     backlog.leave("r")
     backlog.leave("s")
     assert (backlog.of(0), backlog.of(1), len(backlog)) == (0, 0, 0)
+
+
+def test_a_request_that_waits_for_its_client_is_in_nobodys_way() -> None:
+    """Set aside at any moment, once or twice, in any order with what else happens to it: counts come back to zero."""
+    backlog = Backlog()
+    backlog.enter("a", (0, 1))
+    backlog.enter("b", (0, 1))
+    backlog.set_aside("a", is_aside=True)
+    backlog.set_aside("a", is_aside=True)
+    assert (backlog.of(0), backlog.of(1), len(backlog)) == (1, 1, 2)
+    backlog.passed("a", [0])
+    assert (backlog.of(0), backlog.of(1)) == (1, 1)
+    backlog.set_aside("a", is_aside=False)
+    assert (backlog.of(0), backlog.of(1)) == (1, 2)
+    backlog.set_aside("a", is_aside=True)
+    backlog.enter("a", (1,), {1: "next"})
+    assert (backlog.of(1), backlog.of(1, "next")) == (1, 0)
+    backlog.set_aside("a", is_aside=False)
+    assert backlog.of(1, "next") == 1
+    backlog.set_aside("b", is_aside=True)
+    backlog.leave("b")
+    backlog.set_aside("b", is_aside=False)
+    backlog.leave("a")
+    assert (backlog.of(0), backlog.of(1), backlog.of(1, "next"), len(backlog)) == (0, 0, 0, 0)
+    backlog.enter("b", (0,))
+    assert backlog.of(0) == 1

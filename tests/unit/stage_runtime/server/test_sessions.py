@@ -21,6 +21,7 @@ from stage_runtime.engine_loop.jobs import (
     Job,
     Outcome,
     OutputChunk,
+    Parked,
     Pause,
     ReleaseHub,
     ReleasePayload,
@@ -296,6 +297,34 @@ def test_a_hub_that_stays_away_has_its_requests_stopped_also_those_that_say_noth
 
 def words(replica: Replica, hub_id: str) -> list[wire.Chunk]:
     return [said[2] for said in replica.said if said[1] == hub_id and isinstance(said[2], wire.Chunk)]
+
+
+@pytest.mark.attack("I5")
+def test_requests_that_wait_for_their_clients_keep_nobody_out_and_are_bounded() -> None:
+    """Capacity 2, one may wait, two may be parked:
+    1. three run, two of them are parked: two more are accepted, and a third is refused
+    2. a third is parked: that which was parked first ends, and not by the replica's fault
+    3. one that goes on counts again, and can be parked again behind the others
+    """
+    replica = Replica(max_waiting=1, max_parked=2)
+    for name in "abc":
+        replica.submit(name)
+    first, second, third = replica.works()
+    replica.delivers(Parked(first.key, is_parked=True), Parked(second.key, is_parked=True))
+    assert isinstance(replica.submit("d")[0], wire.Accepted)
+    assert isinstance(replica.submit("e")[0], wire.Accepted)
+    assert isinstance(replica.submit("f")[0], wire.Rejected)
+    replica.delivers(Parked(first.key, is_parked=False), Parked(first.key, is_parked=True))
+    said = replica.delivers(Parked(third.key, is_parked=True))
+    (failed,) = [message for message in said if isinstance(message, wire.StageFailed)]
+    assert (failed.request_id, failed.kind) == ("b", FailureKind.OVERLOADED)
+    assert "reads too slowly" in failed.reason
+    assert [job for job in replica.jobs if isinstance(job, Cancel)] == [Cancel(second.key)]
+    assert isinstance(replica.submit("f")[0], wire.Accepted)
+    replica.delivers(Parked(first.key, is_parked=False))
+    assert isinstance(replica.submit("g")[0], wire.Rejected)
+    replica.delivers(Finished(first.key, "stop"), Finished(third.key, "stop"))
+    assert replica.sessions.ledger.parked_count == 0
 
 
 @pytest.mark.attack("I1")
