@@ -40,7 +40,7 @@ _KEY: Final = "omni.exchange"
 class Exchange:
     """One HTTP request, or one WebSocket connection."""
 
-    __slots__ = ("_replicas", "charge", "key", "label", "most_answers", "request_id")
+    __slots__ = ("_replicas", "charge", "key", "key_digest", "label", "most_answers", "request_id")
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
@@ -49,6 +49,8 @@ class Exchange:
         self.label = label
         #: The name of the key that it came in with; empty where none is asked for.
         self.key = ""
+        #: The SHA-256 of that key.
+        self.key_digest = b""
         #: Counts further answers of this request against its client's cap, or raises; and that cap, 0 for none.
         self.charge: Callable[[int], None] = _charge_nothing
         self.most_answers = 0

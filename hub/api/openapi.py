@@ -171,6 +171,18 @@ def _in_query(query: type[msgspec.Struct] | None) -> list[dict[str, Any]]:
     return [{"name": name, "in": "query", "schema": _without_null(field)} for name, field in fields.items()]
 
 
+def _with_anchors(schema: Any) -> Any:
+    """A copy whose patterns have the anchors of JSON schemas, which know neither of Python's own."""
+    if isinstance(schema, dict):
+        return {
+            name: value.replace("\\A", "^").replace("\\Z", "$")
+            if name == "pattern" and isinstance(value, str)
+            else _with_anchors(value)
+            for name, value in schema.items()
+        }
+    return [_with_anchors(each) for each in schema] if isinstance(schema, list) else schema
+
+
 def openapi(title: str) -> dict[str, Any]:
     """The document, for the pipeline with this name."""
     bodies = [each.body for each in _ROUTES if each.body is not None]
@@ -203,8 +215,11 @@ def openapi(title: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": __version__},
-        "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "paths": _with_anchors(paths),
+        "components": {
+            "schemas": _with_anchors(schemas),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         # A key, where the hub asks for one.
         "security": [{}, {"key": []}],
     }

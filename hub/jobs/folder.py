@@ -6,6 +6,7 @@ block: call them in a thread.
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Final
 
 from hub.jobs.cipher import SALT_BYTES, JobKeys, content_bytes, seal, unseal
 from hub.jobs.errors import JobFileError
+from hub.jobs.job import Client
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import check_unshared, write_private
 from omni_discovery.records.jobs import is_job_id
@@ -65,6 +67,17 @@ class JobFolder:
     def knows(self, secret: str) -> bool:
         """Whether this hub has the key with this name."""
         return self._keys.has(secret)
+
+    def mark_of(self, secret: str, client: Client) -> str | None:
+        """What the record of a job with this secret says of its client; None for a secret that this hub has not.
+
+        It is made of the client's key and the operator's, so that who reads etcd can't try keys out on it.
+        """
+        if not client.digest:
+            return ""
+        if not self._keys.has(secret):
+            return None
+        return hmac.digest(self._keys.of(secret).secret, b"omni-job-client\0" + client.digest, "sha256").hex()[:32]
 
     def write_file(self, job_id: str, part: str, secret: str, content: bytes) -> None:
         """Write a file at once or not at all. Raise JobFileError."""

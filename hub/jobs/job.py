@@ -9,8 +9,8 @@ claimed again as if it were queued. Every claim has a number; what one claim has
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from msgspec.structs import replace
@@ -31,6 +31,17 @@ _MOST_UNFINISHED: Final = 99
 
 
 @dataclass(frozen=True, slots=True)
+class Client:
+    """Who asks: the name of an API key and its SHA-256; both empty where none is asked for.
+
+    A job belongs to the key with which it was made: two keys may have one name, in two files or one after the other.
+    """
+
+    name: str = ""
+    digest: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class JobBounds:
     """How many jobs a namespace keeps, ended ones too, and for how long. Raise ConfigError for values out of range."""
 
@@ -47,13 +58,12 @@ class JobBounds:
         if not 60 <= self.lifetime_s <= LONGEST_LIFETIME_S:
             raise ConfigError(f"--job-lifetime is {self.lifetime_s:g}; it must be from 60 to 2592000 seconds")
 
-    def check_room(self, jobs: Collection[JobRecord], client: str) -> None:
-        """Raise OverloadedError if there is no room for one more of this client."""
+    def check_room(self, jobs: Collection[JobRecord], is_mine: Callable[[JobRecord], bool] | None) -> None:
+        """Raise OverloadedError if there is no room for one more of a client; None: it can't be told from others."""
         if len(jobs) >= self.most:
             text = f"{self.most} videos are kept here, which is the most: wait until older ones have expired"
             raise OverloadedError(text, _RETRY_AFTER_S)
-        # Without keys, all clients are one.
-        if client and sum(job.client == client for job in jobs) >= self.most_per_client:
+        if is_mine is not None and sum(map(is_mine, jobs)) >= self.most_per_client:
             text = f"{self.most_per_client} videos are kept of this key, which is the most: delete some"
             raise OverloadedError(text, _RETRY_AFTER_S)
 

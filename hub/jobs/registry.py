@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from hub.jobs.errors import JobsUnavailableError
 from hub.jobs.job import HubAtWork
 from omni_discovery.errors import LeaseNotFoundError, RecordError, RegistryDeniedError, RegistryError
-from omni_discovery.kv import Held
+from omni_discovery.kv import Held, KeyValue
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records import keys
 from omni_discovery.records.jobs import (
@@ -26,7 +26,7 @@ from omni_discovery.records.jobs import (
 )
 
 if TYPE_CHECKING:
-    from omni_discovery.kv import KeyValue, KVCalls
+    from omni_discovery.kv import KVCalls
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,17 @@ class JobRegistry:
         return Jobs(jobs, live)
 
     async def read_records(self) -> tuple[JobRecord, ...]:
-        """All jobs whose records can be read."""
+        """All jobs whose records can be read, that which was written first before all others."""
         items = (await self._kv.list(jobs_prefix(self._namespace))).items
-        return tuple(record for item in items if (record := self._read(item)) is not None)
+        bad, records = [], []
+        for item in sorted(items, key=lambda item: item.create_revision):
+            try:
+                records.append(decode_job(item))
+            except RecordError as error:
+                bad.append(error)
+        if bad:
+            self._log_bad(bad[0], len(bad))
+        return tuple(records)
 
     async def read_job(self, job_id: str) -> JobRecord | None:
         """One job; None for one that is not there, or can't be read."""
@@ -97,8 +105,11 @@ class JobRegistry:
         return 0 if item is None else decode_progress(item.value, job.claims)
 
     async def create_job(self, job: JobRecord) -> bool:
-        """Write a new job; False if there is one of this id."""
-        return (await self._kv.create(job_key(self._namespace, job.job_id), encode_job(job))).won
+        """Write a new job; False if there is one of this id. Raise RecordError for what could not be read again."""
+        key, value = job_key(self._namespace, job.job_id), encode_job(job)
+        # A record that no hub can read would neither be counted nor ever deleted.
+        decode_job(KeyValue(key, value, 0, 0))
+        return (await self._kv.create(key, value)).won
 
     async def change_job(
         self, job_id: str, change: Callable[[JobRecord, HubAtWork], JobRecord | None]
@@ -156,9 +167,13 @@ class JobRegistry:
         try:
             return decode_job(item)
         except RecordError as error:
-            if self._log_once.should(item.key[:200]):
-                logger.warning("jobs.bad_record key=%s reason=%s: it is ignored", item.key[:200], error.reason[:200])
+            self._log_bad(error, 1)
             return None
+
+    def _log_bad(self, first: RecordError, count: int) -> None:
+        if self._log_once.should((first.key[:200], count)):
+            text = "jobs.bad_record key=%s count=%d reason=%s: ignored; delete those that no newer release wrote"
+            logger.warning(text, first.key[:200], count, first.reason[:200])
 
 
 def unavailable(error: RegistryError) -> JobsUnavailableError:

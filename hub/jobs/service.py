@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from hub.jobs import job as life
@@ -26,7 +27,7 @@ from hub.jobs.work import (
 )
 from omni_discovery.backoff import Backoff, wait_for_event
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import HubUnavailableError, InvalidRequestError, OmniError, RegistryError
+from omni_discovery.errors import HubUnavailableError, InvalidRequestError, OmniError, OverloadedError, RegistryError
 from omni_discovery.records.jobs import JobRecord, JobState, is_job_id
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class JobService:
         #: What etcd had when this hub looked last; None: look again.
         self._marks: Marks | None = None
         self._swept_at_s = float("-inf")
+        #: Jobs that are about to be written, by id; one look for room at a time.
+        self._coming: dict[str, JobRecord] = {}
+        self._looks_for_room = asyncio.Lock()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -124,7 +128,7 @@ class JobService:
 
     # ---- what clients ask
 
-    async def create(self, work: JobWork, client: str, model: str, seconds: str, size: str) -> JobRecord:
+    async def create(self, work: JobWork, client: life.Client, model: str, seconds: str, size: str) -> JobRecord:
         """Make a job. Raise OverloadedError if there is no room, JobsUnavailableError, or JobFileError."""
         if self._is_closed:
             raise HubUnavailableError(0, "this hub is stopping")
@@ -134,7 +138,8 @@ class JobService:
             state=JobState.QUEUED,
             created_at=now_s,
             expires_at=now_s + self._bounds.lifetime_s,
-            client=client,
+            client=client.name,
+            client_mark=self._folder.mark_of(self._folder.secret, client) or "",
             hub=self._hub_id if self._keeps else "",
             secret=self._folder.secret,
             model=model,
@@ -142,16 +147,50 @@ class JobService:
             size=size,
         )
         try:
-            self._bounds.check_room(await self._registry.read_records(), client)
+            await self._take_place(job, client)
             await asyncio.to_thread(self._folder.write_file, job.job_id, REQUEST, job.secret, encode_work(work))
             # A file whose record is not written after all goes with the next sweep but some.
             await self._registry.create_job(job)
+            await self._check_order(job, client)
         except RegistryError as error:
             raise unavailable(error) from error
+        finally:
+            self._coming.pop(job.job_id, None)
         self._look_again()
         return job
 
-    async def find(self, job_id: str, client: str) -> JobRecord:
+    async def _take_place(self, job: JobRecord, client: life.Client) -> None:
+        """Count a job as one that is coming. Raise OverloadedError if there is no room for it."""
+        async with self._looks_for_room:
+            # What is written while etcd is read is among these, or in what was read.
+            coming = dict(self._coming)
+            coming.update((each.job_id, each) for each in await self._registry.read_records())
+            self._bounds.check_room(coming.values(), self._test_of(client))
+            self._coming[job.job_id] = job
+
+    async def _check_order(self, job: JobRecord, client: life.Client) -> None:
+        """Take a job back if other hubs wrote so many at the same moment that this one is too much: the later ones go.
+
+        Raise OverloadedError then.
+        """
+        if self._keeps:
+            return
+        before = list(takewhile(lambda each: each.job_id != job.job_id, await self._registry.read_records()))
+        try:
+            self._bounds.check_room(before, self._test_of(client))
+        except OverloadedError:
+            await self._registry.delete_job(job.job_id, lambda _found: True)
+            await asyncio.to_thread(self._folder.remove_files, job.job_id)
+            raise
+
+    def _is_of(self, job: JobRecord, client: life.Client) -> bool:
+        return job.client == client.name and job.client_mark == self._folder.mark_of(job.secret, client)
+
+    def _test_of(self, client: life.Client) -> Callable[[JobRecord], bool] | None:
+        """Whether a job is this client's; None where all clients are one, for want of keys."""
+        return partial(self._is_of, client=client) if client.name else None
+
+    async def find(self, job_id: str, client: life.Client) -> JobRecord:
         """A job of this client's. Raise JobNotFoundError, JobsUnavailableError."""
         if not is_job_id(job_id):
             raise JobNotFoundError(job_id, "this is no id of one")
@@ -159,22 +198,24 @@ class JobService:
             job = await self._registry.read_job(job_id)
         except RegistryError as error:
             raise unavailable(error) from error
-        if job is None or job.client != client:
+        if job is None or job.client != client.name:
             raise JobNotFoundError(job_id)
         if job.hub not in {"", self._hub_id}:
             raise JobNotFoundError(
                 job_id,
                 f"hub {job.hub} keeps it to itself, for it has no --job-store; ask that hub, or give all hubs one",
             )
+        if not self._is_of(job, client):
+            raise JobNotFoundError(job_id)
         return job
 
-    async def mine(self, client: str) -> list[JobRecord]:
+    async def mine(self, client: life.Client) -> list[JobRecord]:
         """All jobs of this client's that this hub can show, those first that were made first."""
         try:
             jobs = await self._registry.read_records()
         except RegistryError as error:
             raise unavailable(error) from error
-        mine = (job for job in jobs if job.client == client and job.hub in {"", self._hub_id})
+        mine = (job for job in jobs if self._is_of(job, client) and job.hub in {"", self._hub_id})
         return sorted(mine, key=lambda job: (job.created_at, job.job_id))
 
     async def percent(self, job: JobRecord) -> int:
@@ -211,11 +252,11 @@ class JobService:
         first = await asyncio.to_thread(next, pieces, b"")
         return length, _in_threads(first, pieces)
 
-    async def delete(self, job_id: str, client: str) -> None:
+    async def delete(self, job_id: str, client: life.Client) -> None:
         """Delete a job with its files, and stop it. Raise as ``find``."""
         job = await self.find(job_id, client)
         try:
-            await self._registry.delete_job(job_id, lambda found: found.client == client)
+            await self._registry.delete_job(job_id, lambda found: self._is_of(found, client))
         except RegistryError as error:
             raise unavailable(error) from error
         self._lose(job_id, "it was deleted")

@@ -40,8 +40,11 @@ class JobWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_work(work: JobWork) -> bytes:
-    """The content of the file of a request."""
-    return msgspec.msgpack.encode(work)
+    """The content of the file of a request. Raise InvalidRequestError for a number that has no place there."""
+    try:
+        return msgspec.msgpack.encode(work)
+    except OverflowError as error:
+        raise InvalidRequestError("a number of the request has more than 64 bits") from error
 
 
 def decode_work(content: bytes) -> JobWork:

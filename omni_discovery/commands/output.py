@@ -39,6 +39,8 @@ def configure_logging(options: LogOptions | None = None) -> None:
     options = options or LogOptions()
     # gRPC's core writes a line of its own for each attempt that fails; ours says what is wrong, once.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # vLLM, and vLLM-Omni with it, would print its lines where answers go, apart from ours.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if options.is_json:
         # vLLM would print text of its own; its records come to our handler instead, from the level that it was given.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
@@ -46,10 +48,13 @@ def configure_logging(options: LogOptions | None = None) -> None:
     set_up_logging(options)
 
 
-def quiet_logging() -> None:
-    """Log only what needs an operator now, and never between the lines of an answer: for commands that print one."""
+def quiet_logging(*, silent: bool = False) -> None:
+    """Log only what needs an operator now, and never between the lines of an answer: for commands that print one.
+
+    ``silent``: log nothing but what breaks down, for commands whose answer says itself what is wrong.
+    """
     from omni_discovery.logs.setup import TextFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("omni: %(message)s"))
-    logging.basicConfig(level=logging.ERROR, handlers=[handler])
+    logging.basicConfig(level=logging.CRITICAL if silent else logging.ERROR, handlers=[handler])

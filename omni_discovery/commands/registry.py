@@ -69,7 +69,7 @@ def add_trust_options(parser: argparse._ActionsContainer) -> None:
 
 
 def read_bounds(arguments: argparse.Namespace) -> Bounds:
-    """What the flags of ``add_trust_options``, or their variables, allow. Raise ConfigError."""
+    """What the flags of ``add_trust_options``, or their variables, and MODEL allow. Raise ConfigError."""
     from omni_discovery.deploy.trust.bounds import Bounds, read_allow
 
     said = os.environ.get("OMNI_ALLOW", "").split(",") if arguments.allow is None else arguments.allow
@@ -80,8 +80,10 @@ def read_bounds(arguments: argparse.Namespace) -> Bounds:
     cache = os.environ.get("HF_HUB_CACHE") or str(
         Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     )
+    # Who names a model on this host's own command line wants it served here, as ``Bounds.owning`` has it.
+    own = (f"model={model}",) if (model := getattr(arguments, "model", None)) else ()
     return Bounds(
-        allow=allow,
+        allow=(*allow, *own),
         model_roots=_both_paths([*(named or _usual_roots()), cache, str(_OWN_MODELS)]),
         named_roots=_both_paths(named),
     )
@@ -190,6 +192,24 @@ def find_endpoints(arguments: argparse.Namespace) -> str:
             f"(no embedded etcd of namespace {arguments.namespace!r} runs on this machine{others})"
         )
     return embedded.endpoint
+
+
+def registry_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags of ``add_registry_options`` that lead to the same registry, for commands that are shown to paste.
+
+    Files are named by their whole path. No password is among them.
+    """
+    flags = []
+    if arguments.etcd_endpoints:
+        flags += ["--etcd-endpoints", arguments.etcd_endpoints]
+    flags += ["--namespace", arguments.namespace]
+    for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file"):
+        if file := getattr(arguments, name):
+            flags += [f"--{name.replace('_', '-')}", str(Path(file).absolute())]
+    for name in ("etcd_server_name", "etcd_user"):
+        if value := getattr(arguments, name):
+            flags += [f"--{name.replace('_', '-')}", value]
+    return flags
 
 
 async def tell_if_empty(kv: KVStore, namespace: str) -> int:

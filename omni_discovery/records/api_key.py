@@ -31,7 +31,7 @@ class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: int = SCHEMA
     #: The SHA-256 of the key, in hexadecimal.
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    sha256: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     #: Wall-clock time at which it was made.
     created_at: Annotated[float, msgspec.Meta(ge=0, lt=_YEAR_10000_S)] = 0.0
 

@@ -50,8 +50,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Wall-clock times: when it was made, and when it is deleted with its files.
     created_at: _Moment
     expires_at: _Moment
-    #: The name of the API key that has made it; empty where none is asked for. Nobody else sees the job.
+    #: The name of the API key that has made it, and what tells that key from others of this name; both empty where none
+    #: is asked for. Nobody else sees the job.
     client: _Name = ""
+    client_mark: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     #: The hub that keeps it to itself, for lack of a job store; empty: any hub may work on it.
     hub: _Name = ""
     #: The hub that works on it, and the lease of that hub's key: it is the owner for as long as the key has that lease.
@@ -129,7 +131,7 @@ def decode_job(item: KeyValue) -> JobRecord:
         raise RecordError(item.key, f"{len(item.value)} bytes are no record of a job")
     try:
         record = msgspec.json.decode(item.value, type=JobRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise RecordError(item.key, str(error)) from error
     if record.job_id != item.key.rpartition("/")[2]:
         raise RecordError(item.key, f"holds the record of job {record.job_id}")

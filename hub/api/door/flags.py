@@ -175,8 +175,8 @@ def _keys(arguments: argparse.Namespace, environment: Mapping[str, str], moved_k
     found: list[ApiKey] = []
     for number, key in enumerate([*arguments.api_key, *moved_keys.splitlines()], 1):
         found.append(read_key(f"api-key-{number}", key, "--api-key"))
-    for file in arguments.api_key_file:
-        found += read_key_file(read_secret_file("--api-key-file", file), f"--api-key-file {file}")
+    for number, file in enumerate(arguments.api_key_file, 1):
+        found += read_key_file(read_secret_file("--api-key-file", file), f"--api-key-file {file}", number)
     if key := environment.get(KEY_VARIABLE):
         found.append(read_key(KEY_VARIABLE, key, f"${KEY_VARIABLE}"))
     return tuple(found)

@@ -101,17 +101,18 @@ class Door:
         """The answer to a request without the right key; None lets it through."""
         key = bearer_of(scope["headers"])
         api = self._locks.api
-        name = None if api is None else api.name_of(key)
-        scope[_TRUSTED] = api is None or name is not None
+        found = None if api is None else api.find(key)
+        scope[_TRUSTED] = api is None or found is not None
         ring = self._locks.of(scope.get("method", "GET"), scope["path"])
         if ring is not None and ring is not api:
-            name = ring.name_of(key)
-        if name is not None:
-            exchange_of(scope).key = name
-            self._count_key(name)
-        if ring is not None and name is not None:
-            scope[_STILL] = lambda: ring.name_of(key) is not None
-        if ring is None or name is not None:
+            found = ring.find(key)
+        if found is not None:
+            exchange = exchange_of(scope)
+            exchange.key, exchange.key_digest = found.name, found.digest
+            self._count_key(found.name)
+        if ring is not None and found is not None:
+            scope[_STILL] = lambda: ring.find(key) is not None
+        if ring is None or found is not None:
             return None
         if ring.awaits_etcd:
             return _unknown_yet()

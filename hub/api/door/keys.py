@@ -32,19 +32,21 @@ def read_key(name: str, text: str, source: str) -> ApiKey:
     return ApiKey(name, digest_of(text))
 
 
-def read_key_file(text: str, source: str) -> tuple[ApiKey, ...]:
+def read_key_file(text: str, source: str, number_of_file: int = 1) -> tuple[ApiKey, ...]:
     """The keys of a file: one on each line, as ``key`` or ``name:key``; ``#`` begins a comment.
 
+    A key without a name is called after its line, and from the second file on after the file, too.
     Raise ConfigError, which names the line, for what is none, and for a file without any.
     """
     found: list[ApiKey] = []
+    place = f"file-{number_of_file}-" if number_of_file > 1 else ""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.strip()
         if not words or words.startswith(_COMMENT):
             continue
         name, colon, key = words.partition(":")
         if not colon:
-            name, key = f"line-{number}", words
+            name, key = f"{place}line-{number}", words
         elif not is_key_name(name):
             raise ConfigError(
                 f"{source}, line {number}: what stands before ':' is no name; right would be 'name:key', the name of"
@@ -88,12 +90,12 @@ class KeyRing:
         """These are the keys of etcd now, by name."""
         self._of_etcd = tuple(ApiKey(name, digest) for name, digest in digests.items())
 
-    def name_of(self, key: str) -> str | None:
-        """The name of a key that opens this door; None for any other text. It takes as long whichever key it is."""
+    def find(self, key: str) -> ApiKey | None:
+        """The key that opens this door by this text; None for any other text. It takes as long whichever key it is."""
         digest, found = digest_of(key), None
         for each in self._keys:
             if hmac.compare_digest(each.digest, digest):
-                found = each.name
+                found = each
         return found if key else None
 
     @property

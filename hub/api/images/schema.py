@@ -25,7 +25,7 @@ class ImageFields(RequestFields, frozen=True, kw_only=True):
     prompt: Annotated[str, msgspec.Meta(min_length=1, max_length=1 << 16, examples=["26 plus 48"])]
     n: Annotated[int, msgspec.Meta(ge=1, le=10)] | None = None
     #: Width and height in pixels, or ``auto``.
-    size: Annotated[str, msgspec.Meta(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")] | None = None
+    size: Annotated[str, msgspec.Meta(pattern=r"\A(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})\Z")] | None = None
     negative_prompt: Annotated[str, msgspec.Meta(max_length=1 << 16)] | None = None
     num_inference_steps: Annotated[int, msgspec.Meta(ge=1, le=1000)] | None = None
     guidance_scale: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None

@@ -10,11 +10,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from hub.api.cross_origin import FORM
 from hub.api.errors import error_response
-from hub.api.exchange import exchange_of
+from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.running import Came, Route
 from hub.api.protocols import cut_answer
 from hub.api.videos.schema import ContentQuery, VideoCreate, VideoQuery, makes_videos, parse_video, video_params
 from hub.jobs.errors import JobFileError
+from hub.jobs.job import Client
 from hub.jobs.work import JobWork
 from omni_discovery.errors import InvalidRequestError, OmniError
 from omni_discovery.records.jobs import JobRecord, JobState
@@ -57,7 +58,7 @@ class Videos:
         return await self._route.answer(request, parse, self._make, FORM if is_form else "application/json")
 
     async def _list_all(self, request: Request) -> Response:
-        async def listed(jobs: JobService, client: str) -> Response:
+        async def listed(jobs: JobService, client: Client) -> Response:
             query = _query_of(request, VideoQuery)
             found = await jobs.mine(client)
             if query.order == "desc":
@@ -75,13 +76,13 @@ class Videos:
         return await self._answer(request, listed)
 
     async def _show(self, request: Request) -> Response:
-        async def shown(jobs: JobService, client: str) -> Response:
+        async def shown(jobs: JobService, client: Client) -> Response:
             return JSONResponse(await self._shown(jobs, await jobs.find(request.path_params["video_id"], client)))
 
         return await self._answer(request, shown)
 
     async def _delete(self, request: Request) -> Response:
-        async def deleted(jobs: JobService, client: str) -> Response:
+        async def deleted(jobs: JobService, client: Client) -> Response:
             job_id: str = request.path_params["video_id"]
             await jobs.delete(job_id, client)
             return JSONResponse({"id": job_id, "object": "video.deleted", "deleted": True})
@@ -91,7 +92,7 @@ class Videos:
     async def content(self, request: Request) -> Response:
         """GET /v1/videos/{video_id}/content."""
 
-        async def sent(jobs: JobService, client: str) -> Response:
+        async def sent(jobs: JobService, client: Client) -> Response:
             _query_of(request, ContentQuery)
             job = await jobs.find(request.path_params["video_id"], client)
             if job.state is not JobState.COMPLETED:
@@ -118,7 +119,7 @@ class Videos:
         )
         given = {name: "" if value in {None, _AUTO} else str(value) for name, value in _asked_of(asked).items()}
         model = self._deploy.served_name[:512]
-        job = await jobs.create(work, came.exchange.key, model, given["seconds"], given["size"])
+        job = await jobs.create(work, _client_of(came.exchange), model, given["seconds"], given["size"])
         return JSONResponse(await self._shown(jobs, job))
 
     def _served(self) -> JobService:
@@ -126,10 +127,10 @@ class Videos:
             raise InvalidRequestError("this pipeline makes no videos: no stage of it has final_output: video")
         return self._jobs
 
-    async def _answer(self, request: Request, respond: Callable[[JobService, str], Awaitable[Response]]) -> Response:
+    async def _answer(self, request: Request, respond: Callable[[JobService, Client], Awaitable[Response]]) -> Response:
         exchange = exchange_of(request.scope)
         try:
-            return await respond(self._served(), exchange.key)
+            return await respond(self._served(), _client_of(exchange))
         except OmniError as error:
             exchange.note_error(error)
             return error_response(error)
@@ -154,6 +155,10 @@ class Videos:
         if job.state is JobState.FAILED:
             shown["error"] = {"code": job.error or "internal_error", "message": await jobs.error_text(job)}
         return shown | ({"hub": job.hub} if job.hub else {})
+
+
+def _client_of(exchange: Exchange) -> Client:
+    return Client(exchange.key, exchange.key_digest)
 
 
 def _asked_of(asked: VideoCreate) -> dict[str, str | int | None]:

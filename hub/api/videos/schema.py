@@ -39,11 +39,11 @@ class VideoCreate(RequestFields, frozen=True, forbid_unknown_fields=True, kw_onl
     input_reference: Reference | None = None
     #: Whole seconds, and width and height in pixels; ``auto``, and nothing, is the model's own.
     seconds: (
-        Annotated[str, msgspec.Meta(pattern=r"^(auto|[1-9][0-9]{0,2})$")]
+        Annotated[str, msgspec.Meta(pattern=r"\A(auto|[1-9][0-9]{0,2})\Z")]
         | Annotated[int, msgspec.Meta(ge=1, le=999)]
         | None
     ) = None
-    size: Annotated[str, msgspec.Meta(pattern=r"^(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})$")] | None = None
+    size: Annotated[str, msgspec.Meta(pattern=r"\A(auto|[1-9][0-9]{0,4}x[1-9][0-9]{0,4})\Z")] | None = None
     fps: Annotated[int, msgspec.Meta(ge=1, le=240)] | None = None
     #: In place of ``seconds``.
     num_frames: Annotated[int, msgspec.Meta(ge=1, le=MOST_FRAMES)] | None = None
@@ -145,10 +145,10 @@ class VideoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     after: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
-    order: Annotated[str, msgspec.Meta(pattern="^(asc|desc)$")] = "desc"
+    order: Annotated[str, msgspec.Meta(pattern=r"\A(asc|desc)\Z")] = "desc"
 
 
 class ContentQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of GET /v1/videos/{video_id}/content."""
 
-    variant: Annotated[str, msgspec.Meta(pattern="^video$")] = "video"
+    variant: Annotated[str, msgspec.Meta(pattern=r"\Avideo\Z")] = "video"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -474,3 +475,15 @@ def test_the_top_level_holds_what_was_agreed_and_nothing_else() -> None:
     left_by_tools = {"demo-output", "build", "dist"}
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith((".", "__"))}
     assert found - left_by_tools == agreed
+
+
+def test_no_pattern_of_a_field_lets_a_line_break_pass_at_its_end() -> None:
+    """``$`` matches before a last line break, too: fields have the anchor that is the very end."""
+    loose = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in ("hub", "omni_discovery", "stage_runtime")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"""Meta\(.*pattern=[rf]*["'].*\$["']""", line)
+    ]
+    assert loose == []

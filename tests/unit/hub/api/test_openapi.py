@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from hub.api.openapi import openapi
 from hub.api.routes import build_app
 from hub.async_omni import AsyncOmni
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
@@ -91,3 +93,10 @@ def test_errors_have_openais_body(described: dict[str, Any]) -> None:
     failed = described["paths"]["/v1/completions"]["post"]["responses"]["default"]["content"]["application/json"]
     answer = TestClient(APP).post("/v1/completions", json={"prompt": []})
     Draft202012Validator({**failed["schema"], "components": described["components"]}).validate(answer.json())
+
+
+def test_patterns_are_anchored_as_json_schemas_have_it() -> None:
+    described = msgspec.json.encode(openapi("m"))
+    assert b"\\\\A" not in described
+    assert b"\\\\Z" not in described
+    assert rb"^(auto|[1-9][0-9]{0,2})$" in described

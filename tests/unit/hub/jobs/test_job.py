@@ -138,13 +138,14 @@ def test_whatever_happens_a_job_ends_once_and_by_the_claim_that_had_it(steps: li
 def test_there_is_room_for_so_many_and_for_so_many_of_each_key() -> None:
     bounds = life.JobBounds(most=3, most_per_client=2)
     jobs = [job_of(1, client="alice"), job_of(2, client="alice")]
-    bounds.check_room(jobs, "bob")
+    is_bobs, is_alices = (lambda job: job.client == "bob"), (lambda job: job.client == "alice")
+    bounds.check_room(jobs, is_bobs)
     with pytest.raises(OverloadedError, match="2 videos are kept of this key"):
-        bounds.check_room(jobs, "alice")
+        bounds.check_room(jobs, is_alices)
     with pytest.raises(OverloadedError, match="3 videos are kept here"):
-        bounds.check_room([*jobs, job_of(3)], "bob")
+        bounds.check_room([*jobs, job_of(3)], is_bobs)
     # Without keys, nobody can be told from others.
-    bounds.check_room([job_of(1), job_of(2)], "")
+    bounds.check_room([job_of(1), job_of(2)], None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hub.jobs.job import HubAtWork
 from hub.jobs.registry import JobRegistry, unavailable
-from omni_discovery.errors import LeaseNotFoundError, RegistryDeniedError, RegistryUnavailableError
+from omni_discovery.errors import LeaseNotFoundError, RecordError, RegistryDeniedError, RegistryUnavailableError
 from omni_discovery.kv import Claim, Held
 from omni_discovery.records import jobs as records
 from omni_discovery.records import keys
@@ -123,3 +123,19 @@ def test_a_client_is_told_what_can_be_done_and_no_address() -> None:
     assert "10.0.0.7" not in str(told)
     assert told.retry_after_s
     assert "omni etcd grant-role" in str(unavailable(RegistryDeniedError("no")))
+
+
+@pytest.mark.attack("M8")
+async def test_a_record_that_could_not_be_read_again_is_not_written(caplog: pytest.LogCaptureFixture) -> None:
+    """1. nothing is written; 2. of many such records of others, one line names the first and how many there are"""
+    kv, registry, _lease_id = await scene_of()
+    with pytest.raises(RecordError, match="seconds"):
+        await registry.create_job(replace(JOB, job_id=f"video_{2:032x}", seconds="4\n"))
+    assert await registry.read_records() == (JOB,)
+    for number in range(3, 8):
+        bad = replace(JOB, job_id=f"video_{number:032x}", size="1x1\n")
+        await kv.put(records.job_key("team", bad.job_id), records.encode_job(bad))
+    for _ in range(3):
+        assert await registry.read_records() == (JOB,)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "hub.jobs.registry"]
+    assert f"key={records.job_key('team', f'video_{3:032x}')} count=5 " in line

@@ -15,7 +15,7 @@ import pytest
 from hub.jobs.cipher import JobKeys, job_key_of
 from hub.jobs.errors import JobFileError, JobNotFoundError, JobsUnavailableError
 from hub.jobs.folder import JobFolder
-from hub.jobs.job import JobBounds
+from hub.jobs.job import Client, JobBounds
 from hub.jobs.registry import JobRegistry
 from hub.jobs.service import JobService
 from hub.jobs.work import JobWork
@@ -37,6 +37,10 @@ KEYS = JobKeys((job_key_of(b"\1" * 32),))
 WORK = JobWork(inputs={"prompt": "a cat in the rain"}, params={0: {"num_frames": 4}}, timeout_s=60.0)
 SPEED = 20.0
 LIMIT_S = 30.0
+NOBODY = Client()
+ALICE, BOB, CAROL = (Client(name, name.encode() * 8) for name in ("alice", "bob", "carol"))
+#: Another key by that name.
+OTHER_ALICE = Client("alice", b"a" * 32)
 
 
 class QuickClock(SystemClock):
@@ -106,7 +110,7 @@ class Hub:
             raise self.errors.pop(0)
         return f"{work.inputs['prompt']} by {self.name}".encode()
 
-    async def ask(self, client: str = "") -> str:
+    async def ask(self, client: Client = NOBODY) -> str:
         return (await self.jobs.create(WORK, client, "model", "4", "")).job_id
 
 
@@ -160,7 +164,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         await hub.jobs.close()
 
 
-async def content_of(hub: Hub, job_id: str, client: str = "") -> bytes:
+async def content_of(hub: Hub, job_id: str, client: Client = NOBODY) -> bytes:
     length, pieces = await hub.jobs.content(await hub.jobs.find(job_id, client))
     found = b"".join([piece async for piece in pieces])
     assert len(found) == length
@@ -172,16 +176,16 @@ DONE = (JobState.COMPLETED, JobState.FAILED)
 
 async def test_a_job_made_at_one_hub_is_seen_and_fetched_at_any(scene: Scene) -> None:
     one, two = await scene.hub("one"), await scene.hub("two")
-    job_id = await one.ask("alice")
+    job_id = await one.ask(ALICE)
     await until(lambda: one.begun or two.begun)
-    shown = await two.jobs.find(job_id, "alice")
+    shown = await two.jobs.find(job_id, ALICE)
     assert (shown.state, shown.client, shown.model, shown.seconds) == (JobState.IN_PROGRESS, "alice", "model", "4")
     for hub in (one, two):
         hub.go.set()
     await scene.is_at(job_id, JobState.COMPLETED)
     for hub in (one, two):
-        assert (await content_of(hub, job_id, "alice")).startswith(b"a cat in the rain by ")
-        assert await hub.jobs.percent(await hub.jobs.find(job_id, "alice")) == 100
+        assert (await content_of(hub, job_id, ALICE)).startswith(b"a cat in the rain by ")
+        assert await hub.jobs.percent(await hub.jobs.find(job_id, ALICE)) == 100
     assert len(one.begun + two.begun) == 1
 
 
@@ -270,30 +274,31 @@ async def test_a_hub_that_stops_gives_its_jobs_to_another(scene: Scene) -> None:
 
 async def test_a_job_that_is_deleted_stops_wherever_it_runs(scene: Scene) -> None:
     one = await scene.hub("one")
-    job_id = await one.ask("alice")
+    job_id = await one.ask(ALICE)
     await until(lambda: one.begun)
     two = await scene.hub("two")
-    await two.jobs.delete(job_id, "alice")
+    await two.jobs.delete(job_id, ALICE)
     await until(lambda: not one.jobs._runs)
     assert scene.files == set()
     assert await scene.record(job_id) is None
     with pytest.raises(JobNotFoundError):
-        await one.jobs.find(job_id, "alice")
+        await one.jobs.find(job_id, ALICE)
 
 
 @pytest.mark.attack("J6")
+@pytest.mark.attack("M9")
 async def test_the_jobs_of_another_key_are_not_there(scene: Scene) -> None:
     one = await scene.hub("one")
     one.go.set()
-    job_id = await one.ask("alice")
+    job_id = await one.ask(ALICE)
     await scene.is_at(job_id, JobState.COMPLETED)
-    for client in ("bob", ""):
+    for client in (BOB, NOBODY, OTHER_ALICE):
         assert await one.jobs.mine(client) == []
         with pytest.raises(JobNotFoundError, match="not yours"):
             await one.jobs.find(job_id, client)
         with pytest.raises(JobNotFoundError):
             await one.jobs.delete(job_id, client)
-    assert [job.job_id for job in await one.jobs.mine("alice")] == [job_id]
+    assert [job.job_id for job in await one.jobs.mine(ALICE)] == [job_id]
 
 
 async def test_what_fails_has_its_reason_in_the_store_and_not_in_etcd(scene: Scene) -> None:
@@ -387,7 +392,7 @@ async def test_progress_is_told_and_ends_with_the_job(scene: Scene) -> None:
     await until(lambda: one.begun)
 
     async def percent() -> int:
-        return await two.jobs.percent(await two.jobs.find(job_id, ""))
+        return await two.jobs.percent(await two.jobs.find(job_id, NOBODY))
 
     assert await until(percent) == 25
     item = await scene.kv.get(records.progress_key("team", job_id))
@@ -431,21 +436,38 @@ async def test_values_that_are_no_records_change_nothing(scene: Scene) -> None:
     one.go.set()
     job_id = await one.ask()
     await scene.is_at(job_id, JobState.COMPLETED)
-    assert [job.job_id for job in await one.jobs.mine("")] == [job_id]
+    assert [job.job_id for job in await one.jobs.mine(NOBODY)] == [job_id]
     with pytest.raises(JobNotFoundError):
-        await one.jobs.find(f"video_{1:032x}", "")
+        await one.jobs.find(f"video_{1:032x}", NOBODY)
 
 
 async def test_there_is_no_room_for_more_than_the_bounds(scene: Scene) -> None:
     one = await scene.hub("one", bounds=JobBounds(most=3, most_per_client=2))
     for _ in range(2):
-        await one.ask("alice")
+        await one.ask(ALICE)
     with pytest.raises(OverloadedError, match="kept of this key"):
-        await one.ask("alice")
-    await one.ask("bob")
+        await one.ask(ALICE)
+    await one.ask(BOB)
     with pytest.raises(OverloadedError, match="3 videos are kept here"):
-        await one.ask("carol")
+        await one.ask(CAROL)
     assert len([name for name in scene.files if name == "request"]) == 1
+
+
+@pytest.mark.attack("M7")
+async def test_many_that_come_at_once_get_no_more_places_than_there_are(scene: Scene) -> None:
+    """1. thirty at once to one hub, of a client who may have four: four get one
+    2. as many to two hubs at once, of another client: four again, whichever hub was asked; the others leave nothing
+    """
+    bounds = JobBounds(most=10, most_per_client=4)
+    one, two = await scene.hub("one", bounds=bounds), await scene.hub("two", bounds=bounds)
+    came = await asyncio.gather(*(one.ask(ALICE) for _ in range(30)), return_exceptions=True)
+    assert sum(isinstance(each, str) for each in came) == 4
+    came = await asyncio.gather(*(hub.ask(BOB) for _ in range(15) for hub in (one, two)), return_exceptions=True)
+    ids = [each for each in came if isinstance(each, str)]
+    assert len(ids) == 4
+    assert sorted(job.job_id for job in await two.jobs.mine(BOB)) == sorted(ids)
+    assert {type(each) for each in came} == {str, OverloadedError}
+    assert len(list((scene.place / "store" / "team").glob("*.request"))) == 8
 
 
 async def test_without_etcd_nothing_is_known_and_what_runs_is_told_later(scene: Scene) -> None:
@@ -453,7 +475,7 @@ async def test_without_etcd_nothing_is_known_and_what_runs_is_told_later(scene: 
     job_id = await one.ask()
     await until(lambda: one.begun)
     scene.kv.is_out = True
-    for asked in (one.ask(), one.jobs.find(job_id, ""), one.jobs.mine(""), one.jobs.delete(job_id, "")):
+    for asked in (one.ask(), one.jobs.find(job_id, NOBODY), one.jobs.mine(NOBODY), one.jobs.delete(job_id, NOBODY)):
         with pytest.raises(JobsUnavailableError, match="does not answer this hub now"):
             await asked
     one.go.set()
@@ -479,8 +501,8 @@ async def test_a_hub_without_a_store_keeps_its_jobs_and_others_say_whose_they_ar
         record = await scene.is_at(job_id, JobState.COMPLETED)
         assert (record.hub, await content_of(one, job_id)) == ("one", b"a cat in the rain by one")
         with pytest.raises(JobNotFoundError, match="hub one keeps it to itself, for it has no --job-store"):
-            await two.jobs.find(job_id, "")
-        assert await two.jobs.mine("") == []
+            await two.jobs.find(job_id, NOBODY)
+        assert await two.jobs.mine(NOBODY) == []
         await one.jobs.close()
         assert await scene.record(job_id) is None
         assert list((scene.place / "one" / "team").iterdir()) == []

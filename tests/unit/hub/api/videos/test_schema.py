@@ -129,3 +129,11 @@ def test_a_picture_that_is_too_large_for_a_message_is_refused() -> None:
 def test_only_a_stage_of_video_makes_videos() -> None:
     assert makes_videos(DEPLOY)
     assert not makes_videos(deploy_of(PAIR))
+
+
+@pytest.mark.attack("M8")
+@pytest.mark.parametrize("field", [{"seconds": "4\n"}, {"size": "640x480\n"}])
+def test_no_value_ends_with_a_line(field: dict[str, str]) -> None:
+    """A pattern's ``$`` lets it pass, and the record of the job could never be read again."""
+    with pytest.raises(InvalidRequestError, match=next(iter(field))):
+        parse_video("application/json", msgspec.json.encode({"prompt": "a", **field}))
