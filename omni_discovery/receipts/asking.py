@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from omni_discovery.records.keys import check_namespace
 #: How long a hub may take to answer, and how much it may say.
 _TIMEOUT_S: Final = 10.0
 _MOST_BYTES: Final = 64 << 20
+_PID_DIGITS: Final = 10
 _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 
@@ -152,10 +152,11 @@ def _path(place: int, name: str) -> str:
 
 
 def _sockets(place: int, namespace: str) -> list[tuple[str, int]]:
-    shape = re.compile(rf"{re.escape(check_namespace(namespace))}\.receipts-(\d{{1,10}})\.sock")
+    begin, end = f"{check_namespace(namespace)}.receipts-", ".sock"
     with os.scandir(place) as entries:
-        found = [(entry.name, shape.fullmatch(entry.name)) for entry in entries]
-    return [(name, int(match[1])) for name, match in found if match]
+        names = [entry.name for entry in entries if entry.name.startswith(begin) and entry.name.endswith(end)]
+    found = [(name, name.removeprefix(begin).removesuffix(end)) for name in names]
+    return [(name, int(pid)) for name, pid in found if pid.isascii() and pid.isdigit() and len(pid) <= _PID_DIGITS]
 
 
 def _is_running(pid: int) -> bool:

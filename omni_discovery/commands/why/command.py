@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from omni_discovery.commands.registry import add_registry_options, user_runtime_dir, with_registry
+from omni_discovery.commands.registry import add_registry_options, operators_token, user_runtime_dir, with_registry
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ class WhyCommand:
         parser.add_argument(
             "what",
             nargs="?",
-            metavar="REQUEST|STAGE/REPLICA",
-            help="the id of an answer (chatcmpl-...), its x-omni-request-id, or the x-request-id that its client sent;"
+            metavar="WHAT",
+            help="a request: the id of its answer (chatcmpl-...), x-omni-request-id or the x-request-id of its client;"
             " or a replica, e.g. 1/2",
         )
         parser.add_argument("--last-failures", action="store_true", help="the requests that failed last")
@@ -137,7 +136,7 @@ def _token(arguments: argparse.Namespace) -> str:
     from pathlib import Path
 
     if not arguments.admin_token_file:
-        return os.environ.get("OMNI_ADMIN_TOKEN", "")
+        return operators_token()
     try:
         return Path(arguments.admin_token_file).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
