@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from hub.replicas.events import ClientEvent
     from hub.replicas.factory import RemoteReplicaFactory
     from omni_discovery.records.health import HubHealth, ReplicaTrouble
+    from omni_discovery.records.params import ParamBounds
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.stories import Stories
     from omni_discovery.view.table import Delta, View
@@ -234,6 +235,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         """Whether the orchestrator runs, so that requests are accepted."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests of callers have not ended."""
+        return len(self._queues)
+
     def check_serving(self) -> None:
         """Raise RequestError if this hub can't serve any request, with whatever replicas."""
         if not self.is_running:
@@ -337,6 +343,10 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def voices(self) -> list[str]:
         """The voices that this pipeline's replicas can speak with, sorted."""
         return self.releases.voices()
+
+    def params_taken(self, stage_id: int) -> list[Mapping[str, ParamBounds] | None]:
+        """What each replica of a stage that takes work says that its parameters may be; None: it says nothing."""
+        return self.releases.params_taken(stage_id)
 
     async def generate(
         self,

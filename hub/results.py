@@ -123,10 +123,10 @@ class ResultBuilder:
         return not self._pieces
 
     def add(self, output: OmniOutput) -> None:
-        """Add one output."""
+        """Add one output. Unfinished pictures are left out."""
         if output.is_summary:
             self._timings_s = output.timings_s
-        else:
+        elif output.partial_image is None:
             self._pieces.setdefault(output.stage_id, []).append(output)
 
     def result(self, error: RequestError | None = None) -> OmniResult:

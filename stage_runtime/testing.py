@@ -86,7 +86,7 @@ def shown(outputs: Sequence[EngineOutput]) -> tuple[Resume, list[bytes]]:
 
 
 def _files(output: EngineOutput) -> tuple[bytes | None, ...]:
-    return output.image_png, output.audio_wav, output.pooled_npy
+    return output.image_png if output.partial_image is None else None, output.audio_wav, output.pooled_npy
 
 
 def _check_end(outputs: Sequence[EngineOutput], *, reason: str = "") -> None:
@@ -102,13 +102,14 @@ def _check_end(outputs: Sequence[EngineOutput], *, reason: str = "") -> None:
 
 
 #: What an engine may have beyond Engine, and the test of that. ``not_resumable`` counts where it is not None,
-#: ``deterministic`` where it is true.
+#: ``deterministic`` and ``gives_partial_images`` where they are true.
 OPTIONAL: Final = {
     "pause": "test_pausing_holds_a_request_until_it_is_told_to_go_on",
     "feed": "test_a_hand_off_in_pieces_is_fed",
     "update": "test_segments_are_answered_one_after_the_other",
     "controls": "test_controls_have_known_names_and_sleep_can_be_told",
     "metrics": "test_its_metrics_follow_its_requests",
+    "gives_partial_images": "test_unfinished_pictures_come_in_order_and_change_nothing",
     "not_resumable": "test_an_answer_begun_elsewhere_goes_on_at_every_cut",
     "deterministic": "test_a_request_gets_the_same_output_alone_and_beside_others",
 }
@@ -179,6 +180,8 @@ class EngineContract:
         has = {name for name in OPTIONAL if getattr(engine, name, None) is not None}
         if not capabilities_of(engine).is_deterministic():
             has.discard("deterministic")
+        if not capabilities_of(engine).gives_partial_images():
+            has.discard("gives_partial_images")
         assert has == self.offers, f"the engine has {sorted(has)}, and 'offers' of its tests is {sorted(self.offers)}"
 
     def test_no_optional_method_is_misspelled(self, engine: Engine) -> None:
@@ -322,6 +325,20 @@ class EngineContract:
                 for name in ("handoff", "handoff_piece"):
                     one, two = (serialize(getattr(each, name)) for each in (mine, theirs))
                     assert one == two, f"another {name} beside others"
+
+    def test_unfinished_pictures_come_in_order_and_change_nothing(self, engine: Engine) -> None:
+        """As many as were asked for, or fewer, each another than the picture that comes behind them."""
+        plain, asked = self.good_request("plain"), self.good_request("asked")
+        asked = replace(asked, request_id=plain.request_id, params={**asked.params, "partial_images": 2})
+        said = run(engine, plain, asked)
+        partial = [output for output in said["asked"] if output.partial_image is not None]
+        assert [output.partial_image for output in partial] == list(range(len(partial))), "not counted from 0"
+        assert 1 <= len(partial) <= 2, f"{len(partial)} unfinished pictures, where 2 were asked for"
+        assert said["asked"][: len(partial)] == partial, "an unfinished picture came behind the finished one"
+        assert shown(said["asked"]) == shown(said["plain"]), "another picture with unfinished ones before it"
+        assert not any(output.image_png in shown(said["plain"])[1] for output in partial), "it was finished already"
+        with pytest.raises(InvalidRequestError):
+            engine.add(replace(asked, key="many", params={**asked.params, "partial_images": 4}))
 
 
 def _is_same_sound(one: bytes | None, two: bytes | None) -> bool:

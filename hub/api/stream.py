@@ -235,7 +235,8 @@ def frame_of(output: OmniOutput) -> dict[str, Any]:
         return {"type": "stage_end", **head, "finish_reason": output.finish_reason, "usage": dict(output.usage)}
     if output.data:
         data = base64.b64encode(output.data).decode()
-        return {"type": "delta", **head, "data": data, "mime": output.mime}
+        unfinished = {} if output.partial_image is None else {"partial_image_index": output.partial_image}
+        return {"type": "delta", **head, "data": data, "mime": output.mime, **unfinished}
     return {"type": "delta", **head, "text": output.text, "token_ids": list(output.token_ids)}
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hub.pool.stage_pool import StagePool
     from hub.pool.status import StageStatus
     from hub.pool.versions import Pools
+    from omni_discovery.records.params import ParamBounds
     from omni_discovery.records.schema import ReplicaInfo
 
 #: How many deploy documents a hub serves at most: replicas that run an older one get no requests.
@@ -143,6 +144,11 @@ class DeployVersions:
         """The voices that registered replicas name, sorted."""
         members = [pool.core.members.entries.values() for pool in self._shown().pools.values()]
         return sorted({name for entries in members for entry in entries for name in entry.info.voices})
+
+    def params_taken(self, stage_id: int) -> list[Mapping[str, ParamBounds] | None]:
+        """What each replica of a stage says that parameters may be, None where it says nothing."""
+        entries = self._shown().pools[stage_id].core.members.entries.values()
+        return [entry.info.params for entry in entries if entry.info.takes_new_work]
 
     def _shown(self) -> DeployVersion:
         """The newest version that can serve every stage; the newest of all if none can."""

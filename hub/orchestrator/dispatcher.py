@@ -374,7 +374,7 @@ class Dispatcher:
             request_id=active.request.request_id,
             attempt=action.attempt,
             inputs=dict(action.inputs),
-            params=action.params_for(deterministic=info.deterministic),
+            params=action.params_for(deterministic=info.deterministic, partial_images=info.partial_images),
             payloads=action.payloads,
             next_stages=action.next_stages,
             credit=binding.spent_credit,

@@ -187,6 +187,7 @@ class Dispatch:
     retry budget. ``segmented``: more input may come, by Update. ``blamed_for``: the work is a suspect for the end of
     these replicas, so it is tried at one where it can do little harm; see hub/pool/probation.py. ``seed`` goes with the
     parameters to a replica that is deterministic, if they have none, and after that to any (``has_had_seed``).
+    ``partial_images`` is asked only of a replica that can give some: any other would refuse the parameter.
     """
 
     stage_id: int
@@ -207,9 +208,11 @@ class Dispatch:
     seed: int = 0
     has_had_seed: bool = False
 
-    def params_for(self, *, deterministic: bool) -> dict[str, Any]:
+    def params_for(self, *, deterministic: bool, partial_images: bool = False) -> dict[str, Any]:
         """The parameters for a replica: with the request's seed where that lets another repeat what this one does."""
         params = dict(self.params)
+        if not partial_images:
+            params.pop("partial_images", None)
         is_wanted = (deterministic and not self.segmented) or self.has_had_seed
         if is_wanted and params.get("seed") is None:
             params["seed"] = self.seed

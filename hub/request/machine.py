@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 from msgspec import UNSET
 
 from hub.request import events as ev
@@ -332,18 +333,37 @@ class RequestMachine:
             return self._gap(run, message.seq, now_s)
         if message.seq == 0 and not run.seen:
             self.state.note(run, "first_output", now_s - run.began_at_s)
-        run.next_seq, run.output_at_s = run.next_seq + 1, now_s
-        if run.stage_id not in self._plan.finals or message.seq < run.skip:
+        number, run.output_at_s = run.chunks, now_s
+        run.next_seq += 1
+        is_final, is_first = run.stage_id in self._plan.finals, message.seq == 0 and not self.state.request_shown
+        if message.partial_image is not UNSET:
+            run.partial_images += 1
+            is_shown = is_final and run.show_partial_image(message.partial_image)
+            return self._emit(run, message, attachments, received_at_s, is_first=is_first) if is_shown else []
+        if not is_final or number < run.skip:
             return []
         if run.replay is not None:
+            # To it, unfinished pictures are none of the output.
+            message = msgspec.structs.replace(message, seq=number)
             rest = run.replay.rest_of(message, attachments)
             if rest.difference:
                 return self._fail_differing(run, rest.difference, now_s)
             if rest.is_empty:
                 return []
             message, attachments = rest.message, rest.attachments
-        is_first = message.seq == 0 and not self.state.request_shown
         run.show(message, attachments)
+        return self._emit(run, message, attachments, received_at_s, is_first=is_first)
+
+    def _emit(
+        self,
+        run: StageRun,
+        message: wire.Chunk,
+        attachments: Sequence[bytes],
+        received_at_s: float,
+        *,
+        is_first: bool,
+    ) -> list[Action]:
+        """Show a chunk; ``is_first``: of the request."""
         replica, shown_id = str(run.replica), self.state.shown_id
         outputs = chunk_outputs(shown_id, run.stage_id, replica, message, attachments, received_at_s)
         segments = self.state.segments
@@ -361,7 +381,7 @@ class RequestMachine:
             return self._lost_at(run, "the replica stopped the work", now_s)
         if message.seq != run.next_seq or message.pieces != run.next_piece:
             return self._gap(run, message.seq, now_s)
-        if run.next_seq < run.skip:
+        if run.chunks < run.skip:
             return self._lost_at(run, "it made less than had been shown before", now_s)
         if run.replay is not None and (shortage := run.replay.shortage):
             return self._fail_differing(run, shortage, now_s)
@@ -614,7 +634,7 @@ class RequestMachine:
             return self._gap(run, message.seq, now_s)
         if segments is None or segments.is_ending(run.stage_id) or segments.is_idle(run.stage_id):
             return self._lost_at(run, "it ended a segment that it had not been given", now_s)
-        if run.next_seq < run.skip:
+        if run.chunks < run.skip:
             return self._lost_at(run, "it made less than had been shown before", now_s)
         run.next_seq, run.skip = run.next_seq + 1, 0
         segment = segments.segment_of(run.stage_id)

@@ -76,6 +76,8 @@ class OmniOutput:
     called: wire.ToolAnswer | None = None
     #: On the request's first output and on its summary: the replicas that have its stages so far, as ``replica``.
     replicas: tuple[str, ...] = ()
+    #: The number, from 0, of an unfinished picture; more of them, and the finished one, come behind it.
+    partial_image: int | None = None
 
     @property
     def is_summary(self) -> bool:
@@ -141,6 +143,7 @@ def chunk_outputs(
             logprobs=() if position else message.logprobs or (),
             prompt_logprobs=() if position else message.prompt_logprobs or (),
             prompt_token_ids=() if position else message.prompt_token_ids or (),
+            partial_image=None if message.partial_image is UNSET else message.partial_image,
         )
         for position, data in enumerate(attachments or (b"",))
     ]

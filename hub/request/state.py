@@ -186,6 +186,9 @@ class Seen:
     #: How many chunks, and whether the stage's end was shown.
     chunks: int = 0
     ended: bool = False
+    #: How many unfinished pictures of the one that comes next. They are no part of the output: another replica need not
+    #: make the same.
+    partial_images: int = 0
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     attached: bool = False
@@ -201,6 +204,7 @@ class Seen:
     def add(self, message: wire.Chunk, attachments: Sequence[bytes], *, keep_marks: bool) -> None:
         """The client is shown this chunk."""
         self.chunks += 1
+        self.partial_images = 0
         self.attached = self.attached or bool(attachments)
         if self.is_long:
             return
@@ -224,6 +228,7 @@ class Seen:
         self.token_ids, self.texts = [], []
         self.kept_bytes = sum(mark.memory_bytes for mark in self.marks)
         self.chunks += 1
+        self.partial_images = 0
 
     @property
     def kind(self) -> Shown:
@@ -263,8 +268,9 @@ class StageRun:
     #: Input addresses of replicas that were only late to answer, or left a hand-off that could not be read: others are
     #: better.
     slow: set[str] = field(default_factory=set)
-    #: Sequence number of the next chunk of this attempt.
+    #: Sequence number of the next chunk of this attempt, and how many of those before it were unfinished pictures.
     next_seq: int = 0
+    partial_images: int = 0
     #: When the last output came, in any attempt, shown or not.
     output_at_s: float = -inf
     #: What the client has seen of this stage, in any attempt.
@@ -320,6 +326,18 @@ class StageRun:
         self.deterministic = self.deterministic and not self.seen.is_long
 
     @property
+    def chunks(self) -> int:
+        """How many chunks of this attempt have come, without unfinished pictures."""
+        return self.next_seq - self.partial_images
+
+    def show_partial_image(self, number: int) -> bool:
+        """Whether the client is shown an unfinished picture with this number: none twice, and none behind a later."""
+        if self.chunks < self.seen.chunks or number < self.seen.partial_images:
+            return False
+        self.seen.partial_images = number + 1
+        return True
+
+    @property
     def running(self) -> bool:
         """Whether a dispatch is out that will be answered."""
         return self.phase in (Phase.DISPATCHED, Phase.ACCEPTED)
@@ -334,6 +352,7 @@ class StageRun:
         resume = None if self.deterministic else self.seen.resume()
         self.replay = self.seen.replay() if self.deterministic and self.seen else None
         self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
+        self.partial_images = 0
         self.had_company = False
         for relay in self.streams.values():
             relay.reset_consumer()
@@ -406,7 +425,7 @@ class StageRun:
 
     def reset(self) -> None:
         """Forget the attempt and the hand-offs; keep the phase, the counts and the replicas to avoid."""
-        self.replica, self.next_seq, self.skip, self.replay = None, 0, 0, None
+        self.replica, self.next_seq, self.partial_images, self.skip, self.replay = None, 0, 0, 0, None
         self.handed, self.streams, self.holders = {}, {}, {}
 
 

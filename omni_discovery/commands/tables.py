@@ -161,7 +161,8 @@ def replica_json(view: View, reports: HubReports) -> Iterator[dict[str, Any]]:
             for seen in reports.troubles.get((info.stage_id, info.replica_id), ())
         ]
         # Not dataclasses.asdict: it copies what a record holds, level by level, and a record may have hundreds.
-        yield {field.name: getattr(info, field.name) for field in dataclasses.fields(info)} | {"troubles": troubles}
+        shown = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+        yield {**shown, "params": msgspec.to_builtins(info.params), "troubles": troubles}
 
 
 def in_key_order(view: View) -> list[ReplicaInfo]:

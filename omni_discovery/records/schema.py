@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from omni_discovery.errors import RecordError
+from omni_discovery.records.params import ParamBounds
 from omni_discovery.records.sizes import check_value
 from omni_discovery.text import is_shown, one_line
 
@@ -24,6 +25,8 @@ SCHEMA: Final = 1
 MOST_WEIGHT: Final = 1000.0
 #: Voices that a replica may name.
 MOST_VOICES: Final = 256
+#: Parameters of which it may say what they may be.
+MOST_PARAMS: Final = 64
 
 
 #: The phase of a replica that is starting and waits for its hand-off store.
@@ -90,7 +93,10 @@ class ReplicaInfo:
     content: str = ""
     code: str = ""
     deterministic: bool = False
+    partial_images: bool = False
     voices: Sequence[str] = field(default_factory=list)
+    #: The parameters of a request by name; None: not told.
+    params: Mapping[str, ParamBounds] | None = None
     leased: bool = True
 
     @property
@@ -131,7 +137,8 @@ class ReplicaEvent:
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
-_Voice = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+_Params = Annotated[dict[_Name, ParamBounds], msgspec.Meta(max_length=MOST_PARAMS)]
 _Address = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 
 
@@ -174,8 +181,12 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: _Text = ""
     #: Whether its output is a function of a request's input and seed: another replica makes the same again.
     deterministic: bool | msgspec.UnsetType = msgspec.UNSET
+    #: Whether it takes the parameter ``partial_images``: unfinished pictures come before a finished one.
+    partial_images: bool | msgspec.UnsetType = msgspec.UNSET
     #: The names of the voices that it can speak with; absent for none.
-    voices: Annotated[tuple[_Voice, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
+    voices: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
+    #: What a request's parameters may be, by name: it refuses all others. Absent: not told.
+    params: _Params | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int, *, leased: bool = True) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""

@@ -8,7 +8,7 @@ from omni_discovery.errors import RecordError
 from omni_discovery.records.keys import ROOT
 
 #: The longest value but that of the deploy document. A record with eight edges and 64 voices has 7 kB; none has more
-#: than 67 kB, with 256 voices of 64 Chinese characters and the longest reason in Chinese.
+#: than 80 kB, with 256 voices of 64 Chinese characters, the bounds of 64 parameters and the longest reason in Chinese.
 MAX_VALUE_BYTES: Final = 96 << 10
 #: Commas and opening brackets of one value: what is between them costs far more memory than its bytes.
 MAX_PARTS: Final = 8192

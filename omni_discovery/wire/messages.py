@@ -44,6 +44,7 @@ __all__ = [
     "MAX_CONTROL_BYTES",
     "MAX_HEAD_BYTES",
     "MAX_LOGPROBS",
+    "MAX_PARTIAL_IMAGES",
     "MAX_PRIORITY",
     "MAX_PROMPT_LOGPROBS",
     "MAX_REASON",
@@ -97,6 +98,8 @@ MAX_BATCH: Final = 1024
 MAX_PRIORITY: Final = 1_000_000
 #: How many log probabilities a token may have besides its own.
 MAX_LOGPROBS: Final = 20
+#: How many unfinished pictures may come before each finished one.
+MAX_PARTIAL_IMAGES: Final = 3
 #: How many log probabilities of its prompt one request may have: 6 MB on the wire, and a second of work at each end.
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
 #: Longest text, in characters, of a failure's reason.
@@ -342,7 +345,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     ``logprobs``, if the request has it, has one entry for each of ``token_ids``. ``prompt_logprobs`` has one entry for
     each prompt token but the first, in order over as many chunks as needed, all of them before the first chunk with a
     token of the answer. That chunk has ``prompt_token_ids`` if pictures, sound or other items were put into the
-    prompt: the prompt's tokens with the items in it.
+    prompt: the prompt's tokens with the items in it. ``partial_image``: the attachment is an unfinished picture, the
+    one with this number, from 0, of those that come before the finished one.
     """
 
     epoch: _Count
@@ -357,6 +361,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     logprobs: tuple[TokenLogprobs, ...] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: tuple[TokenLogprobs, ...] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    partial_image: _Count | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):

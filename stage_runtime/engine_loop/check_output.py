@@ -7,7 +7,14 @@ from math import isnan
 from typing import Any, Final
 
 from omni_discovery.errors import REFUSALS
-from omni_discovery.wire import MAX_LOGPROBS, MAX_TOOL_CALLS, FailureKind, ToolAnswer, ToolCall
+from omni_discovery.wire import (
+    MAX_LOGPROBS,
+    MAX_PARTIAL_IMAGES,
+    MAX_TOOL_CALLS,
+    FailureKind,
+    ToolAnswer,
+    ToolCall,
+)
 from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput
 
@@ -42,7 +49,7 @@ def flaw_of(output: Any) -> str:
         if value is not None and not isinstance(value, kind):
             return _wrong(name, value)
     flaw = _flaw_of_ids("token_ids", output.token_ids) or _flaw_of_ids("prompt_token_ids", output.prompt_token_ids)
-    flaw = flaw or _flaw_of_logprobs(output)
+    flaw = flaw or _flaw_of_logprobs(output) or _flaw_of_partial(output)
     if flaw:
         return flaw
     has_more = output.usage or any(each is not None for each in (output.error, output.stop_reason, output.called))
@@ -55,6 +62,17 @@ def _flaw_of_ids(name: str, token_ids: Any) -> str:
     for token_id in token_ids:
         if type(token_id) is not int:
             return _wrong(f"{name} with", token_id)
+    return ""
+
+
+def _flaw_of_partial(output: Any) -> str:
+    number = output.partial_image
+    if number is None:
+        return ""
+    if type(number) is not int or not 0 <= number < MAX_PARTIAL_IMAGES:
+        return _wrong("partial_image", number)
+    if output.image_png is None or output.finished:
+        return "the engine gave partial_image without a picture, or with its end"
     return ""
 
 
@@ -134,7 +152,9 @@ def pieces_of(output: EngineOutput, modality: str) -> list[OutputChunk]:
     """An output as chunks for the client, in order: files, log probabilities of the prompt, then text and tokens."""
     pieces: list[OutputChunk] = []
     if output.image_png is not None:
-        pieces.append(OutputChunk(output.key, "image", mime="image/png", attachment=output.image_png))
+        number = output.partial_image
+        png = OutputChunk(output.key, "image", mime="image/png", attachment=output.image_png, partial_image=number)
+        pieces.append(png)
     if output.audio_wav is not None:
         pieces.append(OutputChunk(output.key, "audio", mime="audio/wav", attachment=output.audio_wav))
     if output.pooled_npy is not None:

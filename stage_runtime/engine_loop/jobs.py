@@ -165,6 +165,7 @@ class OutputChunk(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    partial_image: int | None = None
 
 
 class HandedPiece(msgspec.Struct, frozen=True):

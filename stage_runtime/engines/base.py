@@ -18,10 +18,11 @@ import msgspec
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import ENGINE_GROUPS, check_packages, find_plugins
+from omni_discovery.records.params import ParamBounds
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs, ToolAnswer
 from stage_runtime.config import ControlRefusedError
 
-#: ToolAnswer while an engine loads, with the phase and the share of loading that is done, 0 to 1.
+#: Called while an engine loads, with the phase and the share of loading that is done, 0 to 1.
 Report = Callable[[str, float], None]
 
 _Args = TypeVar("_Args")
@@ -74,6 +75,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     ``stop_reason`` is the token or text of the request's stop parameters that ended the answer, if one did.
     ``called``, on the last output, is the meaning of the whole text where it calls functions of the request's tools;
     such an answer is not handed over.
+    ``partial_image`` says that ``image_png`` is an unfinished picture, and which: see ``PartialImageEngine``.
     """
 
     key: str
@@ -97,6 +99,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     #: A whole video, as an MP4 file.
     video_mp4: bytes | None = None
     called: ToolAnswer | None = None
+    partial_image: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -251,6 +254,29 @@ class SpeakingEngine(Protocol):
     @property
     def voices(self) -> Sequence[str]:
         """After ``load``: the names that clients may give; the first 256 of at most 64 characters are shown to them."""
+
+
+class TypedEngine(Protocol):
+    """Offered by an engine that can say beforehand which parameters it takes."""
+
+    @property
+    def params(self) -> Mapping[str, ParamBounds]:
+        """After ``load``: each parameter that ``add`` takes. A request with any other value can't be served.
+
+        Hubs refuse a job with another at once, where it would fail in minutes.
+        """
+
+
+class PartialImageEngine(Protocol):
+    """Offered by an engine that draws step by step and can show how far a picture is."""
+
+    @property
+    def gives_partial_images(self) -> bool:
+        """After ``load``: whether it takes the parameter ``partial_images``, of 0 to ``wire.MAX_PARTIAL_IMAGES``.
+
+        At most so many outputs with ``partial_image``, counted from 0, come before each picture: what it would be if
+        it were finished now. They change nothing of the finished picture, and no hub keeps or repeats them.
+        """
 
 
 class MeasuredEngine(Protocol):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
+from omni_discovery.records.params import ParamBounds
 from stage_runtime.engines.base import (
     CheckedEngine,
     CompanionEngine,
@@ -22,12 +23,14 @@ from stage_runtime.engines.base import (
     DeterministicEngine,
     KvEngine,
     MeasuredEngine,
+    PartialImageEngine,
     PieceEngine,
     ResumingEngine,
     SegmentEngine,
     SpeakingEngine,
     StageRequest,
     ThreadedEngine,
+    TypedEngine,
 )
 
 logger = logging.getLogger(__name__)
@@ -38,7 +41,8 @@ _Member = TypeVar("_Member")
 OPTIONAL_METHODS: Final = ("update", "feed", "wants", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
 OPTIONAL_ATTRIBUTES: Final = (
-    *("controls", "deterministic", "kv_hosts", "model_details", "not_resumable", "takes_companions", "voices"),
+    *("controls", "deterministic", "gives_partial_images", "kv_hosts", "model_details", "not_resumable"),
+    *("params", "takes_companions", "voices"),
 )
 #: From which likeness on, 0 to 1, a name counts as a misspelling of another.
 _NEAR: Final = 0.8
@@ -75,6 +79,14 @@ class Capabilities:
     def is_deterministic(self) -> bool:
         """Whether the engine says that its output is a function of a request's input and seed."""
         return _read(lambda: cast(DeterministicEngine, self.engine).deterministic) is True
+
+    def gives_partial_images(self) -> bool:
+        """Whether the engine can put out unfinished pictures."""
+        return _read(lambda: cast(PartialImageEngine, self.engine).gives_partial_images) is True
+
+    def params(self) -> Mapping[str, ParamBounds] | None:
+        """The parameters that it takes, see ``TypedEngine``; None if it does not say."""
+        return _read(lambda: cast(TypedEngine, self.engine).params)
 
     def voices(self) -> list[str]:
         """The voices that it can speak with, see ``SpeakingEngine``; empty if it names none."""

@@ -14,7 +14,8 @@ from msgspec import UNSET
 from omni_discovery import __version__
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.fingerprint import stage_fingerprint
-from omni_discovery.records.schema import MOST_VOICES
+from omni_discovery.records.params import ParamBounds
+from omni_discovery.records.schema import MOST_PARAMS, MOST_VOICES
 from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.files import code_version, content_hash, model_files
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 #: The fields of the record that an engine may fill by its attribute ``model_details``.
 FIELDS: Final = ("revision", "dtype", "tokenizer", "content", "code")
 _LONGEST: Final = 200
-_LONGEST_VOICE: Final = 64
+_LONGEST_NAME: Final = 64
 _TOKENIZER: Final = ("tokenizer", "vocab", "merges", "special_tokens", "added_tokens", "chat_template")
 
 
@@ -57,8 +58,19 @@ def is_deterministic(stage: StageConfig, engine: object) -> bool:
 
 def voices_of(engine: object) -> tuple[str, ...]:
     """The voices of a loaded engine that its record can hold."""
-    fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_VOICE)
+    fitting = (name for name in capabilities_of(engine).voices() if 0 < len(name) <= _LONGEST_NAME)
     return tuple(dict.fromkeys(fitting))[:MOST_VOICES]
+
+
+def params_of(stage: StageConfig, engine: object) -> dict[str, ParamBounds] | None:
+    """What the parameters of a loaded engine may be, if its stage does jobs and its record can hold them.
+
+    Requests that are answered at once are refused by the engine itself, as soon.
+    """
+    found = capabilities_of(engine).params() if stage.final_output == "video" else None
+    if found is None or len(found) > MOST_PARAMS or not all(0 < len(name) <= _LONGEST_NAME for name in found):
+        return None
+    return dict(found)
 
 
 def _folder_details(folder: Path | None) -> dict[str, str]:

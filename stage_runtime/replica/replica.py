@@ -51,7 +51,7 @@ from stage_runtime.lifecycle import (
     stalled,
 )
 from stage_runtime.replica.failures import describe_failure, is_known, not_loaded
-from stage_runtime.replica.identity import identity, is_deterministic, model_details, voices_of
+from stage_runtime.replica.identity import identity, is_deterministic, model_details, params_of, voices_of
 from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
@@ -260,6 +260,10 @@ class Replica:
             known["connectors"] = {**self._payloads.endpoints(), KV: {"hosts": hosts}}
         if is_deterministic(stage, self._engine):
             known["deterministic"] = True
+        if (params := params_of(stage, self._engine)) is not None:
+            known["params"] = params
+        if capabilities_of(self._engine).gives_partial_images():
+            known["partial_images"] = True
         self._describe(
             phase="ready", progress=1.0, reason="", device=self._device, capacity=self._engine.capacity, **known
         )

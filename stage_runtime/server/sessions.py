@@ -85,6 +85,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 logprobs=outcome.logprobs or UNSET,
                 prompt_logprobs=outcome.prompt_logprobs or UNSET,
                 prompt_token_ids=outcome.prompt_token_ids or UNSET,
+                partial_image=UNSET if outcome.partial_image is None else outcome.partial_image,
             )
         case HandedPiece():
             return wire.HandOffPiece(

@@ -81,7 +81,7 @@ def painter() -> Subject:
 class TestEchoKeepsTheContract(EngineContract):
     """The echo engine, which offers nearly everything that there is: it leaves it to the document to call it so."""
 
-    offers = frozenset(OPTIONAL) - {"deterministic"}
+    offers = frozenset(OPTIONAL) - {"deterministic", "gives_partial_images"}
 
     def make_engine(self) -> Engine:
         return create_engine(ECHO)
@@ -105,7 +105,7 @@ class _Certain(EchoEngine):
 class TestACertainEngineKeepsTheContract(TestEchoKeepsTheContract):
     """The echo engine, and it says that it is deterministic."""
 
-    offers = frozenset(OPTIONAL)
+    offers = frozenset(OPTIONAL) - {"gives_partial_images"}
 
     def make_engine(self) -> Engine:
         return _Certain(ECHO)
@@ -157,7 +157,7 @@ class TestTorchKeepsTheContractInBatches(TestTorchKeepsTheContract):
 class TestPainterKeepsTheContract(EngineContract):
     """Our diffusion transformer."""
 
-    offers = frozenset({"update"})
+    offers = frozenset({"gives_partial_images", "update"})
 
     def make_engine(self) -> Engine:
         return create_engine(PAINTER)
@@ -174,7 +174,7 @@ class TestPainterKeepsTheContract(EngineContract):
 class TestThinkerKeepsTheContract(EngineContract):
     """vLLM, the same engine as below: it takes its time to load."""
 
-    offers = frozenset(OPTIONAL) - {"deterministic"}
+    offers = frozenset(OPTIONAL) - {"deterministic", "gives_partial_images"}
 
     @pytest.fixture
     def engine(self, thinker: Subject) -> Engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -61,6 +62,11 @@ def main() -> None:
 
     order = json.loads(sys.argv[1])
     deploy = decode_deploy(order.pop("deploy").encode(), "test") if "deploy" in order else None
+    if deploy is not None and "engine_class" in order:
+        # In place of the echo.
+        module, _, name = order.pop("engine_class").partition(":")
+        order["engine"] = getattr(importlib.import_module(module), name)(deploy.stage(order["stage_id"]))
+        order["engine"].load(lambda _phase, _progress: None)
     with LocalReplica(order.pop("hubs"), deploy=deploy, **order) as replica:
         shown = {name: value for name, value in asdict(replica.info).items() if name != "extra"}
         print(json.dumps(shown), flush=True)  # noqa: T201

@@ -16,9 +16,10 @@ from stage_runtime.engine_loop.jobs import Job
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads, build_edges
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.capabilities import capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.lifecycle import LifeState
-from stage_runtime.replica.identity import voices_of
+from stage_runtime.replica.identity import params_of, voices_of
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.server import ReplicaServer
 from tests.support.replica_hub import RawHub
@@ -91,6 +92,8 @@ class LocalReplica:
             capacity=self.engine.capacity,
             curve_public_key="" if self.keys is None else self.keys.public,
             voices=list(voices_of(self.engine)),
+            params=None if deploy is None else params_of(deploy.stage(stage_id), self.engine),
+            partial_images=capabilities_of(self.engine).gives_partial_images(),
         )
 
     @property

@@ -394,7 +394,9 @@ _REPLICA_FIELDS: Final = {
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
+    "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",
 }
 _API_KEY_FIELDS: Final = {
     "schema": _SCHEMA,

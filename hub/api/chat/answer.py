@@ -72,6 +72,9 @@ class Answer:
         if output.is_summary:
             self.timings_s = output.timings_s
             return None
+        if output.partial_image is not None:
+            # There is no place for it in a chat.
+            return None
         self.received_at_s = max(self.received_at_s, output.received_at_s)
         choice = self.choices.find(number, output)
         if choice is not None:

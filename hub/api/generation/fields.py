@@ -149,6 +149,14 @@ def refuse_adapter_paths(explicit: Sequence[Mapping[str, Any] | None] | None) ->
             raise InvalidRequestError("'sampling_params_list': 'lora' is the name of an adapter")
 
 
+def refuse_partial_images(explicit: Sequence[Mapping[str, Any] | None] | None) -> None:
+    """Raise InvalidRequestError for unfinished pictures that are asked for in the list of parameters."""
+    if any(params and params.get("partial_images") for params in explicit or ()):
+        raise InvalidRequestError(
+            "'sampling_params_list': unfinished pictures come by /v1/images only: give 'partial_images' beside it"
+        )
+
+
 def check_model(asked: str, served: str) -> None:
     """Raise ModelNotFoundError if a request names another model than the one that is served; it may name none."""
     if asked and asked != served:
@@ -187,6 +195,7 @@ def stage_params(
     explicit = fields.sampling_params_list or []
     refuse_logprobs(deploy.stages, explicit)
     refuse_adapter_paths(explicit)
+    refuse_partial_images(explicit)
     if len(explicit) > len(deploy.stages):
         raise InvalidRequestError(
             f"'sampling_params_list' has {len(explicit)} entries; the pipeline has {len(deploy.stages)} stages"

@@ -17,6 +17,7 @@ from hub.api.generation.body import AnswerSize
 from hub.api.generation.fields import stage_params, with_seed
 from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, stale_header
 from hub.api.generation.usage import Usage
+from hub.api.images.turns import PictureTurns
 from omni_discovery.errors import InvalidRequestError, OmniError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Drawing:
         if asked.stream:
             # The first output decides the status: an error before it is an ordinary error answer.
             first = await generation.first()
-            events = self._events(generation, first, usage)
+            shown = _ShownPictures(self._event, usage, asked.partial_images or 0)
+            events = self._events(generation, first, shown)
             return GenerationStream(generation, events, "text/event-stream", headers)
         drawn = await _whole(generation, usage)
         if generation.has_left:
@@ -66,30 +68,62 @@ class Drawing:
         return Response(body, media_type="application/json", headers=headers)
 
     async def _events(
-        self, generation: Generation, first: tuple[int, OmniOutput] | None, usage: Usage
+        self, generation: Generation, first: tuple[int, OmniOutput] | None, shown: _ShownPictures
     ) -> AsyncIterator[bytes]:
-        """Each picture as it is done; the counts of an event are those since the one before."""
-        shown = dict.fromkeys(usage.shown_as_input(), 0)
-        #: By request: a picture whose counts, which come behind it, are not there yet.
-        waiting: dict[int, bytes] = {}
-        count = 0
         try:
             async for number, output in generation.from_first(first):
                 generation.exchange.note_output(output)
-                usage.add(number, output)
-                done = [waiting.pop(number)] if number in waiting and (output.data or output.finish_reason) else []
-                if output.data:
-                    waiting[number] = output.data
-                for picture in done:
-                    counts = usage.shown_as_input()
-                    since = {name: max(0, counts[name] - shown[name]) for name in counts}
-                    shown, count = counts, count + 1
-                    yield await asyncio.to_thread(_completed, self._event, picture, since)
-            if not count and not generation.has_left:
+                for event in await shown.events_of(number, output):
+                    yield event
+            if not shown.count and not generation.has_left:
                 raise _nothing()
         except OmniError as error:
             generation.exchange.note_error(error)
+            for event in shown.turns.rest():
+                yield event
             yield _event("error", describe(error)[1])
+
+
+class _ShownPictures:
+    """Makes the events of a stream: each picture as it is done, and before it at most ``partial_images`` unfinished.
+
+    The counts of an event are those since the one before.
+    """
+
+    def __init__(self, event: str, usage: Usage, partial_images: int) -> None:
+        self._event = event
+        self._usage = usage
+        self._counts = dict.fromkeys(usage.shown_as_input(), 0)
+        self._partial_images = partial_images
+        self.turns = PictureTurns(are_kept=partial_images > 0)
+        #: By request: a picture whose counts, which come behind it, are not there yet.
+        self._waiting: dict[int, bytes] = {}
+        #: The finished pictures so far.
+        self.count = 0
+
+    async def events_of(self, number: int, output: OmniOutput) -> list[bytes]:
+        """The events that are sent when this output of the request with this number has come."""
+        self._usage.add(number, output)
+        events: list[bytes] = []
+        if number in self._waiting and (output.data or output.finish_reason):
+            events += self.turns.finished(number, await self._completed(self._waiting.pop(number)))
+        if output.data and output.partial_image is None:
+            self._waiting[number] = output.data
+        elif output.partial_image is not None and self._is_wanted(number, output.partial_image):
+            # In a thread, as all of them: pictures may be large.
+            events.append(await asyncio.to_thread(_partial, self._event, output.data, output.partial_image))
+        if output.is_summary:
+            events += self.turns.request_over(number)
+        return events
+
+    def _is_wanted(self, number: int, index: int) -> bool:
+        return index < self._partial_images and self.turns.is_turn_of(number)
+
+    async def _completed(self, picture: bytes) -> bytes:
+        counts = self._usage.shown_as_input()
+        since = {name: max(0, counts[name] - self._counts[name]) for name in counts}
+        self._counts, self.count = counts, self.count + 1
+        return await asyncio.to_thread(_completed, self._event, picture, since)
 
 
 async def _whole(generation: Generation, usage: Usage) -> list[bytes]:
@@ -99,6 +133,8 @@ async def _whole(generation: Generation, usage: Usage) -> list[bytes]:
     try:
         async for number, output in generation:
             generation.exchange.note_output(output)
+            if output.partial_image is not None:
+                continue
             usage.add(number, output)
             size.add(4 * len(output.data) // 3)
             if output.data:
@@ -125,16 +161,22 @@ def _body(pictures: list[bytes], usage: Usage) -> bytes:
 
 
 def _completed(name: str, picture: bytes, counts: dict[str, int]) -> bytes:
-    shown = {
+    return _event(f"{name}.completed", {**_shown_picture(picture), "usage": _shown_counts(counts)})
+
+
+def _partial(name: str, picture: bytes, index: int) -> bytes:
+    return _event(f"{name}.partial_image", {**_shown_picture(picture), "partial_image_index": index})
+
+
+def _shown_picture(picture: bytes) -> dict[str, Any]:
+    return {
         "b64_json": base64.b64encode(picture).decode(),
         "background": "auto",
         "created_at": int(time.time()),
         "output_format": "png",
         "quality": "auto",
         "size": size_of(picture) or "auto",
-        "usage": _shown_counts(counts),
     }
-    return _event(f"{name}.completed", shown)
 
 
 def _shown_counts(counts: dict[str, int]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hub.api.generation.body import MAX_BODY_BYTES, decode_body
 from hub.api.generation.fields import RequestFields, check_neutral
 from hub.api.images.form import Part, read_form
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_PARTIAL_IMAGES
 
 #: The parameters that stages which draw get as they are, by diffusers' and vLLM-Omni's names.
 _PASSED: Final = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
@@ -31,8 +32,8 @@ class ImageFields(RequestFields, frozen=True, kw_only=True):
     guidance_scale: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     true_cfg_scale: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     stream: bool | None = None
-    #: At most so many unfinished pictures are sent before each: no engine gives any so far.
-    partial_images: Annotated[int, msgspec.Meta(ge=0, le=3)] | None = None
+    #: At most so many unfinished pictures are sent before each; of engines that can give some.
+    partial_images: Annotated[int, msgspec.Meta(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
 
     # Not served here: `check_neutral` checks that they ask for nothing else than what there is.
     background: Any = None
@@ -47,6 +48,8 @@ class ImageFields(RequestFields, frozen=True, kw_only=True):
         if self.size not in {None, "auto"}:
             width, _, height = str(self.size).partition("x")
             params |= {"width": int(width), "height": int(height)}
+        # It needs 'stream'; 0 is what every engine does unasked.
+        params["partial_images"] = self.partial_images or None
         return {name: value for name, value in params.items() if value is not None}
 
     def content(self) -> str | list[dict[str, Any]]:
@@ -159,14 +162,14 @@ def url_of_part(part: Part) -> str:
         raise InvalidRequestError(
             f"'{part.name}' is a file (curl -F image=@cat.png), not a text or URL; nothing is fetched"
         )
-    kind = _kind_of(bytes(part.content[:12]))
+    kind = kind_of(bytes(part.content[:12]))
     if not kind or (part.name == "mask" and kind != "png"):
         wanted = "a PNG" if part.name == "mask" else "a PNG, JPEG, WEBP or GIF"
         raise InvalidRequestError(f"'{part.name}' is no picture that can be read here: send the file of {wanted}")
     return f"data:image/{kind};base64,{base64.b64encode(part.content).decode()}"
 
 
-def _kind_of(head: bytes) -> str:
+def kind_of(head: bytes) -> str:
     """The kind of a picture's file by its first bytes; empty for any other file."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"

@@ -13,7 +13,15 @@ from hub.api.errors import error_response
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.running import Came, Route
 from hub.api.protocols import cut_answer
-from hub.api.videos.schema import ContentQuery, VideoCreate, VideoQuery, makes_videos, parse_video, video_params
+from hub.api.videos.schema import (
+    ContentQuery,
+    VideoCreate,
+    VideoQuery,
+    check_taken,
+    makes_videos,
+    parse_video,
+    video_params,
+)
 from hub.jobs.errors import JobFileError
 from hub.jobs.job import Client
 from hub.jobs.work import JobWork
@@ -109,6 +117,8 @@ class Videos:
         jobs = self._served()
         with self._omni.rejections.counted():
             params = video_params(self._deploy, asked)
+            for stage in self._deploy.stages:
+                check_taken(asked, stage.stage_id, params[stage.stage_id], self._omni.params_taken(stage.stage_id))
         work = JobWork(
             inputs={"messages": [{"role": "user", "content": asked.content()}]},
             params=params,

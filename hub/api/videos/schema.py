@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -11,9 +12,11 @@ from hub.api.errors import BodyTooLongError
 from hub.api.generation.body import MAX_BODY_BYTES, decode_body
 from hub.api.generation.fields import RequestFields, stage_params
 from hub.api.images.form import Part, read_form
-from hub.api.images.schema import url_of_part
+from hub.api.images.schema import kind_of, url_of_part
+from omni_discovery.data_urls import read_picture
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.records.params import ParamBounds, flaw_of_params
 
 VIDEO: Final = "video"
 #: Frames of a second where neither the request nor the stage's defaults say it.
@@ -21,6 +24,8 @@ USUAL_FPS: Final = 24
 #: Frames of one video.
 MOST_FRAMES: Final = 14_400
 _PASSED: Final = ("negative_prompt", "num_inference_steps", "guidance_scale", "true_cfg_scale")
+#: The field of a request that a parameter is made of.
+_FIELDS_OF: Final = {"width": "size", "height": "size", "num_frames": "seconds", "fps": "seconds"}
 _REFERENCE: Final = "input_reference"
 _FORM_URL: Final = f"{_REFERENCE}[image_url]"
 _PICTURE_URL: Final = r"\Adata:image/(png|jpeg|webp|gif);base64,"
@@ -75,6 +80,8 @@ def parse_video(content_type: str, body: bytes) -> VideoCreate:
         raise InvalidRequestError("'prompt' is empty; send what is to be shown")
     if asked.num_frames is not None and asked.seconds not in {None, "auto"}:
         raise InvalidRequestError("'num_frames' and 'seconds' both say how long it is: leave one of them out")
+    if asked.input_reference is not None:
+        _check_picture(asked.input_reference.image_url)
     return asked
 
 
@@ -84,9 +91,45 @@ def video_params(deploy: DeployConfig, asked: VideoCreate) -> dict[int, dict[str
     return stage_params(deploy, asked, {}, more)
 
 
+def check_taken(
+    asked: VideoCreate,
+    stage_id: int,
+    params: Mapping[str, Any],
+    taken: Sequence[Mapping[str, ParamBounds] | None],
+) -> None:
+    """Raise InvalidRequestError if no replica of a stage takes these parameters, by what each of them says.
+
+    One that says nothing may take anything; so may one that is not there yet.
+    """
+    flaws = [("", "") if each is None else flaw_of_params(each, params) for each in taken]
+    if not flaws or not all(name for name, _ in flaws):
+        return
+    name, flaw = flaws[0]
+    field = _FIELDS_OF.get(name, name)
+    value = getattr(asked, field, None)
+    if value is None or field == name or name in _listed(asked):
+        # Said by this name, or in the list of parameters.
+        raise InvalidRequestError(f"'{name}' can't be {params[name]!r:.60} at stage {stage_id}: {flaw}")
+    raise InvalidRequestError(f"'{field}' can't be {value} at stage {stage_id}: {name} is {params[name]}, and {flaw}")
+
+
+def _listed(asked: VideoCreate) -> set[str]:
+    return {name for params in asked.sampling_params_list or () for name in params or ()}
+
+
 def makes_videos(deploy: DeployConfig) -> bool:
     """Whether a stage of the pipeline puts out videos."""
     return any(stage.final_output == VIDEO for stage in deploy.stages)
+
+
+def _check_picture(url: str) -> None:
+    """As the stages read it, as far as that goes without unpacking it."""
+    try:
+        _, file = read_picture(url)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"'{_REFERENCE}': {error}") from error
+    if not kind_of(file[:12]):
+        raise InvalidRequestError(f"'{_REFERENCE}' is no picture that can be read here: send a PNG, JPEG, WEBP or GIF")
 
 
 def _params_of(stage: StageConfig, asked: VideoCreate) -> dict[str, Any]:

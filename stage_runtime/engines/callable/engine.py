@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.records.params import ParamBounds
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
 from stage_runtime.engines.callable.live_pieces import Driven, LivePieces
@@ -189,6 +190,11 @@ class TorchEngine:
     def model_details(self) -> Mapping[str, str]:
         """See DescribedEngine. ``code`` covers the target's own file, not the modules that it imports."""
         return {"code": f"{self._args.target}+{source_hash(self._args)}; {code_version()}"}
+
+    @property
+    def params(self) -> Mapping[str, ParamBounds]:
+        """See TypedEngine."""
+        return self._loaded.takes.params
 
     @property
     def voices(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from msgspec import inspect as shapes
 from omni_discovery.data_urls import FILE_PARTS, file_parts
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.seeds import seed_of
+from omni_discovery.records.params import ParamBounds
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.callable.live_pieces import LivePieces
 
@@ -39,6 +40,11 @@ class TypedInput:
         fields: tuple[shapes.Field, ...] = getattr(shape, "fields", ())
         self._fields = {field.encode_name: field.type for field in fields}
         self._piece = self._kind_of_piece()
+
+    @property
+    def params(self) -> dict[str, ParamBounds]:
+        """What the parameters of a request may be: all that ``read`` takes, as far as bounds can say it."""
+        return {"seed": ParamBounds(), **{name: _bounds_of(kind) for name, kind in self._fields.items()}}
 
     @property
     def takes_live_pieces(self) -> bool:
@@ -156,6 +162,28 @@ def _put_all(request: StageRequest, live: LivePieces) -> LivePieces:
     if not request.stream_from:
         live.end()
     return live
+
+
+def _bounds_of(kind: shapes.Type) -> ParamBounds:
+    """The bounds of a field's type; none for a type that is more than one number, text or switch."""
+    if isinstance(kind, shapes.UnionType):
+        others = [each for each in kind.types if not isinstance(each, shapes.NoneType)]
+        return _bounds_of(others[0]) if len(others) == 1 else ParamBounds()
+    match kind:
+        case shapes.BoolType():
+            return ParamBounds(type="boolean")
+        case shapes.StrType():
+            return ParamBounds(type="string")
+        case shapes.IntType() | shapes.FloatType():
+            return ParamBounds(
+                type="integer" if isinstance(kind, shapes.IntType) else "number",
+                minimum=kind.ge,
+                maximum=kind.le,
+                exclusive_minimum=kind.gt,
+                exclusive_maximum=kind.lt,
+                multiple_of=kind.multiple_of if isinstance(kind.multiple_of, int) else None,
+            )
+    return ParamBounds()
 
 
 _LISTS: Final = (shapes.ListType, shapes.VarTupleType, shapes.TupleType, shapes.SetType, shapes.FrozenSetType)

@@ -186,6 +186,8 @@ class Canvas:
     avoided: Tensor
     #: Noise at step 0, the finished digits at the last step; shape (count, 8, 8), ink at +1, paper at -1.
     pixels: Tensor
+    #: What the model took the finished digits to be at the last step, in the same way.
+    expected: Tensor
     step: int
     steps: int
     guidance: float
@@ -196,8 +198,11 @@ class Canvas:
         return self.step >= self.steps
 
     def ink(self) -> list[Ink]:
-        """Return one 8x8 array per digit, 0.0 paper to 1.0 ink; a blurred preview before the last step."""
-        inked = ((self.pixels.detach() + 1) / 2).clamp(0, 1).to("cpu", torch.float32).numpy()
+        """Return one 8x8 array per digit, 0.0 paper to 1.0 ink, as the model now takes the finished digits to be.
+
+        After the last step that is what was drawn.
+        """
+        inked = ((self.expected.detach() + 1) / 2).clamp(0, 1).to("cpu", torch.float32).numpy()
         return [np.asarray(digit) for digit in inked]
 
 
@@ -253,7 +258,8 @@ def new_canvas(
     pairs = zip_longest(digits, avoided[: len(digits)])
     away = [ANY_DIGIT if other is None or other == digit else other for digit, other in pairs]
     labels, from_ = (torch.tensor(values, device=model.place.device) for values in (list(digits), away))
-    return Canvas(labels, from_, noise.to(model.place), step=0, steps=steps, guidance=guidance)
+    pixels = noise.to(model.place)
+    return Canvas(labels, from_, pixels, pixels, step=0, steps=steps, guidance=guidance)
 
 
 @torch.no_grad()
@@ -274,9 +280,17 @@ def advance(model: DigitPainter, canvases: Sequence[Canvas]) -> list[Canvas]:
     length = per_digit([1 / canvas.steps for canvas in going]).view(-1, 1, 1)
     both_labels = torch.cat([labels, *(canvas.avoided for canvas in going)])
     guided, unguided = model(pixels.repeat(2, 1, 1), time.repeat(2), both_labels).chunk(2)
-    moved = pixels + length * (unguided + guidance * (guided - unguided))
-    pieces = iter(moved.split(counts))
-    return [c if c.done else replace(c, pixels=next(pieces), step=c.step + 1) for c in canvases]
+    velocity = unguided + guidance * (guided - unguided)
+    moved = (pixels + length * velocity).split(counts)
+    # Where it leads if it stays the same for the rest of the way. Of the last step that is `moved`, but for rounding.
+    ends = (pixels + (1 - time.view(-1, 1, 1)) * velocity).split(counts)
+    steps = iter(zip(moved, ends, strict=True))
+    return [canvas if canvas.done else _stepped(canvas, *next(steps)) for canvas in canvases]
+
+
+def _stepped(canvas: Canvas, moved: Tensor, end: Tensor) -> Canvas:
+    step = canvas.step + 1
+    return replace(canvas, pixels=moved, expected=moved if step == canvas.steps else end, step=step)
 
 
 def sample(

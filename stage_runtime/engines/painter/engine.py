@@ -2,12 +2,13 @@
 
 Token ids in, one PNG out. All running pictures take one denoising step together per ``step``, each with its own seed,
 number of steps and guidance, so that requests come and go between two steps. The digits of a companion ``negative``
-are what guidance leads away from.
+are what guidance leads away from. Unfinished pictures show what the model takes the digits to become.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -23,6 +24,7 @@ from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.files import png_of
 from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.pictures.output import PictureOutput
+from stage_runtime.engines.pictures.partial_images import PartialImages, steps_shown
 from stage_runtime.engines.sampling import Seed, checked
 
 if TYPE_CHECKING:
@@ -59,6 +61,15 @@ class PictureParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     seed: Seed | None = None
     steps: Annotated[int, Meta(ge=1, le=1000)] | None = None
     guidance_scale: Annotated[float, Meta(ge=0, le=20)] | None = None
+    partial_images: PartialImages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """One picture under way, and behind which of its steps it is shown unfinished."""
+
+    canvas: Canvas
+    shown_at: tuple[int, ...]
 
 
 class DiffusionEngine(PictureOutput):
@@ -69,7 +80,7 @@ class DiffusionEngine(PictureOutput):
         self._args = checked_args(stage, DiffusionArgs)
         self._model: DigitPainter | None = None
         #: Pictures by request key, oldest first; the first ``capacity`` are drawn, the others wait.
-        self._canvases: dict[str, Canvas] = {}
+        self._drawings: dict[str, _Drawing] = {}
         self._due: list[EngineOutput] = []
 
     @property
@@ -80,6 +91,11 @@ class DiffusionEngine(PictureOutput):
     @property
     def takes_companions(self) -> bool:
         """See CompanionEngine. The digits of a companion ``negative`` are what guidance leads away from."""
+        return True
+
+    @property
+    def gives_partial_images(self) -> bool:
+        """See PartialImageEngine."""
         return True
 
     def load(self, report: Report) -> None:
@@ -106,7 +122,7 @@ class DiffusionEngine(PictureOutput):
         from stage_runtime.engines.painter.dit import digits_from_tokens, new_canvas
 
         model = self._loaded()
-        if request.key in self._canvases:
+        if request.key in self._drawings:
             raise InvalidRequestError("the request is running already")
         params = checked({name: value for name, value in request.params.items() if value is not None}, PictureParams)
         token_ids, avoided_ids = _token_ids(request), _avoided_ids(request)
@@ -122,35 +138,39 @@ class DiffusionEngine(PictureOutput):
             self._due.append(EngineOutput(request.key, finish_reason="stop"))
             return
         seed = seed_of(request.request_id) if params.seed is None else params.seed
-        self._canvases[request.key] = new_canvas(model, digits, seed, params.steps, params.guidance_scale, avoided)
+        canvas = new_canvas(model, digits, seed, params.steps, params.guidance_scale, avoided)
+        self._drawings[request.key] = _Drawing(canvas, steps_shown(canvas.steps, params.partial_images or 0))
 
     def abort(self, key: str) -> None:
         """See Engine."""
-        if self._canvases.pop(key, None) is not None:
+        if self._drawings.pop(key, None) is not None:
             self._due.append(EngineOutput(key, finish_reason="abort"))
 
     def has_unfinished(self) -> bool:
         """See Engine."""
-        return bool(self._canvases or self._due)
+        return bool(self._drawings or self._due)
 
     def step(self) -> list[EngineOutput]:
         """See Engine."""
         from stage_runtime.engines.painter.dit import advance
 
         outputs, self._due = self._due, []
-        keys = list(self._canvases)[: self._args.capacity]
-        advanced = advance(self._loaded(), [self._canvases[key] for key in keys])
+        keys = list(self._drawings)[: self._args.capacity]
+        advanced = advance(self._loaded(), [self._drawings[key].canvas for key in keys])
         for key, canvas in zip(keys, advanced, strict=True):
             if canvas.done:
-                del self._canvases[key]
+                del self._drawings[key]
                 outputs.append(EngineOutput(key, image_png=self._png(canvas), finish_reason="stop"))
-            else:
-                self._canvases[key] = canvas
+                continue
+            drawing = self._drawings[key] = replace(self._drawings[key], canvas=canvas)
+            if canvas.step in drawing.shown_at:
+                number = drawing.shown_at.index(canvas.step)
+                outputs.append(EngineOutput(key, image_png=self._png(canvas), partial_image=number))
         return outputs
 
     def close(self) -> None:
         """See Engine."""
-        self._canvases.clear()
+        self._drawings.clear()
         self._model = None
 
     def _loaded(self) -> DigitPainter:

@@ -92,7 +92,7 @@ async def test_only_what_the_mask_leaves_transparent_is_edited_and_n_edits_come(
 
 
 async def test_edits_come_as_events(hub: Served, client: AsyncOpenAI) -> None:
-    """No engine gives unfinished pictures: those that may be sent before are none."""
+    """The engine gives no unfinished pictures: those that may be sent before are none."""
 
     def ask() -> list[Any]:
         with hub.sync_client as sync:

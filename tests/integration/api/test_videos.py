@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import io
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, ConflictError, 
 
 from stage_runtime.engines.echo.engine import draw_png
 from tests.support.filming import FILMER
+from tests.support.hub_fakes import show
 from tests.support.speaking import DRAWER, Served, served
 
 pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
@@ -111,7 +113,7 @@ async def test_pages_of_the_list_go_on_behind_an_id_in_both_orders(hub: Served) 
 
 
 async def test_what_fails_says_why_and_has_no_file(hub: Served) -> None:
-    """The stage's own error, and a parameter that it does not take."""
+    """The stage's own error."""
     async with hub.client as client:
         made = await client.videos.create(prompt="FAIL")
         failed = await ended(client, made.id)
@@ -119,10 +121,6 @@ async def test_what_fails_says_why_and_has_no_file(hub: Served) -> None:
         assert "it was told to fail by 'FAIL'" in failed.error.message
         with pytest.raises(ConflictError, match="'failed': its 'error' says why"):
             await client.videos.download_content(made.id)
-        made = await client.videos.create(prompt="a cat", extra_body={"guidance_scale": 3})
-        failed = await ended(client, made.id)
-        assert failed.error.code == "invalid_request"
-        assert "'guidance_scale' is not known to this stage" in failed.error.message
 
 
 @pytest.mark.parametrize(
@@ -133,6 +131,16 @@ async def test_what_fails_says_why_and_has_no_file(hub: Served) -> None:
         ({"prompt": "x", "seconds": "4", "num_frames": 8}, "both say how long"),
         ({"prompt": "x", "input_reference": {"image_url": "http://127.0.0.1:1/x.png"}}, "image_url"),
         ({"prompt": "x", "no_such_field": 1}, "no_such_field"),
+        ({"prompt": "x", "input_reference": {"image_url": "data:image/png;base64,@@@"}}, "input_reference"),
+        ({"prompt": "x", "input_reference": {"image_url": "data:image/png;base64,R0lG"}}, "send a PNG, JPEG"),
+        (
+            {"prompt": "x", "size": "4096x16"},
+            "'size' can't be 4096x16 at stage 0: width is 4096, and it is at most 256",
+        ),
+        ({"prompt": "x", "seconds": "100"}, "'seconds' can't be 100 at stage 0: num_frames is 2400, and it is at most"),
+        ({"prompt": "x", "num_frames": 481}, "'num_frames' can't be 481 at stage 0: it is at most 480"),
+        ({"prompt": "x", "guidance_scale": 3}, "'guidance_scale' can't be 3.0 at stage 0: it is not known to this"),
+        ({"prompt": "x", "sampling_params_list": [{"height": "9"}]}, "'height' can't be '9' at stage 0: it is a whole"),
     ],
     ids=str,
 )
@@ -141,6 +149,24 @@ async def test_what_is_wrong_is_refused_at_once(hub: Served, fields: dict[str, A
         answer = await http.post(f"{hub.address}/v1/videos", json=fields)
         assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True), answer.text
         assert (await http.get(f"{hub.address}/v1/videos")).json()["data"] == []
+
+
+async def test_another_model_is_refused_at_once(hub: Served) -> None:
+    async with hub.client as client:
+        with pytest.raises(NotFoundError, match="sora-2"):
+            await client.videos.create(prompt="a cat", model="sora-2")
+        assert [video.id async for video in client.videos.list()] == []
+
+
+async def test_of_replicas_that_do_not_say_what_they_take_a_job_says_it(hub: Served) -> None:
+    """As those of the release before: one of them may take anything, until its engine says no."""
+    (replica,) = hub.replicas
+    show(hub.omni, dataclasses.replace(replica.info, params=None))
+    async with hub.client as client:
+        made = await client.videos.create(prompt="a cat", extra_body={"guidance_scale": 3})
+        failed = await ended(client, made.id)
+        assert failed.error.code == "invalid_request"
+        assert "'guidance_scale' is not known to this stage" in failed.error.message
 
 
 @pytest.mark.parametrize("variant", ["thumbnail", "spritesheet"])

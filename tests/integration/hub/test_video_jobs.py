@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import av
+import msgspec
 import pytest
-from openai import NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 
 from tests.support.filming import Studio, key_file
 from tests.support.hub import Hub
@@ -74,6 +75,19 @@ def values_in(endpoint: str) -> bytes:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name.partition(".")[2]: path.read_bytes() for path in folder.rglob("video_*")}
+
+
+def test_what_the_replica_says_that_it_can_not_make_is_no_job(studio: Studio, store: list[str], endpoint: str) -> None:
+    """1. the replica's record names the fields of its function, with the bounds of numbers
+    2. a hub that has no replica of its own refuses by that: 400, and nothing is written
+    """
+    hub = studio.start_hub("a", *store).wait_ready()
+    record = etcdctl(endpoint, "get", f"/omni/v1/{studio.namespace}/replicas/0/0", "--print-value-only")
+    assert msgspec.json.decode(record)["params"]["width"] == {"type": "integer", "minimum": 2, "maximum": 256}
+    with client_of(hub) as client:
+        with pytest.raises(BadRequestError, match="'size' can't be 640x16 at stage 0: width is 640, and it is at most"):
+            client.videos.create(prompt="a cat", size="640x16")  # type: ignore[arg-type]
+        assert client.videos.list().data == []
 
 
 @pytest.mark.attack("J4")

@@ -36,6 +36,8 @@ class FinalStage:
 
     def add(self, output: OmniOutput) -> OmniRequestOutput | None:
         """Add one output; return what the server gets, None if it waits for more. Raise EngineFailedError."""
+        if output.partial_image is not None:
+            return None
         is_last, is_delta = output.finish_reason is not None, self._kind == RequestOutputKind.DELTA
         if is_delta:
             self._text, self._token_ids, self._sound, self._pictures = "", [], b"", []

@@ -109,6 +109,15 @@ def test_a_record_is_written_as_it_always_was_with_new_fields_behind() -> None:
     assert (old.fingerprint, old.revision, old.dtype, old.tokenizer, old.content, old.code) == ("f00d", *[""] * 5)
 
 
+def test_a_replica_that_can_show_unfinished_pictures_says_so_and_any_other_says_nothing() -> None:
+    plain = decode(WRITTEN)
+    assert b"partial_images" not in encode_record(plain)
+    assert plain.to_info(1).partial_images is False
+    painter = decode({**WRITTEN, "partial_images": True})
+    assert painter.to_info(1).partial_images is True
+    assert decode(encode_record(painter)) == painter
+
+
 def test_a_replica_that_is_deterministic_says_so_and_any_other_says_nothing() -> None:
     """A record without the field is that of a release before, or of a stage that does not repeat itself."""
     plain = decode(WRITTEN)

@@ -12,7 +12,15 @@ from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.api_key import decode_api_key
 from omni_discovery.records.beat import decode_beat
-from omni_discovery.records.schema import MOST_VOICES, ReplicaRecord, ReplicaStatus, decode_hub, decode_replica
+from omni_discovery.records.params import ParamBounds
+from omni_discovery.records.schema import (
+    MOST_PARAMS,
+    MOST_VOICES,
+    ReplicaRecord,
+    ReplicaStatus,
+    decode_hub,
+    decode_replica,
+)
 from omni_discovery.records.schema import encode_record as encoded
 from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, check_value, cut_value
 from omni_discovery.records.waits import decode_waits
@@ -68,6 +76,7 @@ def test_every_kind_of_record_is_refused_so() -> None:
 
 
 def test_the_longest_record_that_anybody_has_is_read() -> None:
+    bounds = ParamBounds(type="number", minimum=-(1 << 53), maximum=1 << 53, multiple_of=1024)
     edge = {"connector": "MooncakeTransferEngineConnector", "host": "h" * 60, "zmq_port": 40_000, "session": "s" * 60}
     record = ReplicaRecord(
         stage_id=0,
@@ -79,8 +88,9 @@ def test_the_longest_record_that_anybody_has_is_read() -> None:
         labels={f"label-{number}": "v" * 60 for number in range(30)},
         connectors={f"0-{number}": edge for number in range(8)},
         voices=tuple("声" * 62 + f"{number:02x}" for number in range(MOST_VOICES)),
+        params={"p" * 62 + f"{number:02x}": bounds for number in range(MOST_PARAMS)},
     )
     value = encoded(record)
-    assert 60_000 < len(value) < MAX_VALUE_BYTES
+    assert 75_000 < len(value) < MAX_VALUE_BYTES
     check_value(KEY, value)
     assert msgspec.structs.asdict(decode_replica(KEY, 0, 7, value))["reason"] == record.reason

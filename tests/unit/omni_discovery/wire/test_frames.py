@@ -47,6 +47,14 @@ def test_what_a_replica_says_arrives_as_it_was(message: wire.FromReplica) -> Non
     assert wire.decode_from_replica([wire.encode(message)]) == ([message], [])
 
 
+def test_only_a_chunk_of_an_unfinished_picture_has_its_number() -> None:
+    """All other chunks are the bytes that the release before knows."""
+    plain = wire.Chunk(epoch=7, request_id="r", seq=0, modality="image", queue_length=1, mime="image/png")
+    assert b"partial_image" not in wire.encode(plain)
+    numbered = msgspec.structs.replace(plain, partial_image=2)
+    assert wire.decode_from_replica([wire.encode(numbered), b"png"]) == ([numbered], [b"png"])
+
+
 def test_a_chunk_brings_its_attachments_along_and_only_a_chunk_may() -> None:
     head, other = wire.encode(FROM_REPLICA[6]), wire.encode(FROM_REPLICA[7])
     assert wire.decode_from_replica([head, b"png"])[1] == [b"png"]

@@ -66,6 +66,11 @@ WRONG: dict[str, Any] = {
         "called": ToolAnswer(calls=(ToolCall(name="add", arguments="{}"),) * 129),
     },
     "image_png": "png",
+    "partial_image": {"image_png": b"", "partial_image": True},
+    "partial_image below": {"image_png": b"", "partial_image": -1},
+    "partial_image beyond": {"image_png": b"", "partial_image": 3},
+    "partial_image of nothing": {"partial_image": 0},
+    "partial_image of the end": {"image_png": b"", "partial_image": 0, "finish_reason": "stop"},
     "finish_reason": 0,
     "handoff": {"finish_reason": "stop", "handoff": [1]},
     "handoff_piece": b"x",
@@ -142,6 +147,7 @@ def test_what_an_engine_may_say_has_no_flaw() -> None:
         {},
         {"text": "x", "token_ids": [1, 2]},
         {"image_png": b"", "finish_reason": "stop", "usage": {"n": 1}, "handoff": {}, "handoff_piece": {"a": 1}},
+        {"image_png": b"", "partial_image": 2},
         {"error": (FailureKind.INVALID, "no")},
         {"token_ids": [1], "logprobs": [[(1, float("-inf"), 0, ""), *[(2, -0.5, 1, "b")] * 20]]},
         {"token_ids": [1], "prompt_logprobs": [[(1, -0.5, 1, "a")]] * 3},
@@ -194,6 +200,14 @@ def test_a_video_goes_to_the_client_as_an_mp4_file(bench: Bench) -> None:
     (end,) = bench.put_out(EngineOutput("other", video_mp4="MP4"))  # type: ignore[arg-type]
     assert isinstance(end, RequestFailed)
     assert "the engine gave video_mp4 str" in end.reason
+
+
+def test_an_unfinished_picture_goes_to_the_client_with_its_number(bench: Bench) -> None:
+    first, second = bench.put_out(
+        EngineOutput("a", image_png=b"PNG", partial_image=1), EngineOutput("b", image_png=b"PNG")
+    )
+    assert first == OutputChunk("a", "image", mime="image/png", attachment=b"PNG", partial_image=1)
+    assert second == OutputChunk("b", "image", mime="image/png", attachment=b"PNG")
 
 
 def test_more_of_a_segment_behind_its_end_fails_the_request(bench: Bench) -> None:

@@ -72,7 +72,7 @@ def test_a_form_becomes_a_message_with_its_pictures_and_the_mask_a_parameter() -
         {"type": "text", "text": "a hat"},
         *({"type": "image_url", "image_url": {"url": url}} for url in urls),
     ]
-    assert asked.image_params() == {"guidance_scale": 2.5, "mask": urls[0]}
+    assert asked.image_params() == {"guidance_scale": 2.5, "mask": urls[0], "partial_images": 3}
     assert (asked.n, asked.stream, asked.size, asked.user) == (2, True, None, "7")
     assert asked.sampling_params_list == [None, {"seed": 3}]
     check_messages([{"role": "user", "content": asked.content()}])
