@@ -330,6 +330,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "queue_length.unknown": "a program's own measure of its queue raised; the former length stands",
     "ray.waiting": "the Ray cluster has no room for the replicas yet",
     "realtime.bug": "a bug in a conversation by voice; it ends",
+    "realtime.words_cut": "an answer in a conversation by voice had more words than one may have, and was ended",
     "registrar.failed": "a bug: keeping the key failed; it begins anew",
     "registrar.guard_failed": "a bug: watching the own key failed; it begins anew",
     "registrar.guard_retrying": "etcd does not answer for the own key; it is asked again",

@@ -186,6 +186,7 @@ def test_a_crash_loop_is_tried_on_while_another_replica_is_well_and_ends_all_whe
     first.child, first.start_at_s = None, 0.0
     assert supervisor.run() == EXIT_CONFIG
     assert "supervisor.gave_up stage=0 code=2: its configuration is wrong: no such model; it ended" in caplog.text
+    assert supervisor.why_given_up.startswith("its configuration is wrong: no such model; it ended 7 times"), "for etcd"
 
 
 def test_a_process_that_was_never_registered_is_named_by_the_one_before_it(
