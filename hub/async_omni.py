@@ -235,6 +235,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         """Whether the orchestrator runs, so that requests are accepted."""
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
+    @property
+    def in_flight(self) -> int:
+        """How many requests of callers have not ended."""
+        return len(self._queues)
+
     def check_serving(self) -> None:
         """Raise RequestError if this hub can't serve any request, with whatever replicas."""
         if not self.is_running:

@@ -45,8 +45,9 @@ class RealtimeBounds:
 
     #: Sound of one turn: what replicas unpack of one request.
     max_turn_s: float = 600.0
-    #: Items of one conversation, and the memory of them.
+    #: Items of one conversation, their parts, and the memory of them.
     max_items: int = 1000
+    max_parts: int = 4096
     max_item_bytes: int = 16 << 20
     #: Memory of the sounds and items of all sessions of this hub.
     max_memory_bytes: int = 512 << 20

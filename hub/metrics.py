@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from omni_discovery.metrics.collector import HostCollector, add_build_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from prometheus_client.metrics import MetricWrapperBase
 
     from hub.pool.core import Pool
     from hub.pool.stage_pool import StagePool
@@ -38,6 +41,28 @@ _VIEW_COUNTERS: Final = {
     "repair": ("view_repairs", "Times a comparison with the registry found what the watch had not brought."),
     "unproved": ("view_unproved", "Times a beat did not come back on the watch."),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """A histogram at one moment: how many observations were at most each bound, the last of them infinite."""
+
+    bounds: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HubCounts:
+    """What a hub has counted since it started."""
+
+    #: Requests that ended or were refused, by outcome.
+    outcomes: Mapping[str, float] = field(default_factory=dict)
+    request: Tally = Tally()
+    first_output: Tally = Tally()
+    #: By stage and part, as in ``omni_hub_stage_seconds``.
+    stages: Mapping[tuple[int, str], Tally] = field(default_factory=dict)
+    retries: float = 0.0
+    continued: float = 0.0
 
 
 class HubMetrics:
@@ -266,6 +291,17 @@ class HubMetrics:
                 part = self._parts[stage_id, name] = self._stage.labels(stage_id, name)
             part.observe(seconds)
 
+    def counts(self) -> HubCounts:
+        """All that was counted until now of requests and stages."""
+        return HubCounts(
+            outcomes={labels["outcome"]: value for labels, value in _totals(self.requests)},
+            request=_tallies(self.request).get((), Tally()),
+            first_output=_tallies(self.first_output).get((), Tally()),
+            stages={(int(stage), part): tally for (stage, part), tally in _tallies(self._stage).items()},
+            retries=sum(value for _, value in _totals(self.retries)),
+            continued=sum(value for _, value in _totals(self.continued)),
+        )
+
     def observe_in(self, seconds: float) -> None:
         """Count the seconds from a request's last byte to its first dispatch."""
         self._overhead.labels("in").observe(seconds)
@@ -273,6 +309,24 @@ class HubMetrics:
     def observe_out(self, seconds: float) -> None:
         """Count the seconds from a replica's frame to the HTTP answer."""
         self._overhead.labels("out").observe(seconds)
+
+
+def _totals(counter: MetricWrapperBase) -> Iterator[tuple[Mapping[str, str], float]]:
+    """The labels and value of each child of a counter."""
+    for metric in counter.collect():
+        yield from ((each.labels, each.value) for each in metric.samples if each.name.endswith("_total"))
+
+
+def _tallies(histogram: MetricWrapperBase) -> dict[tuple[str, ...], Tally]:
+    """Each child of a histogram, by the values of its labels."""
+    found: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for metric in histogram.collect():
+        for sample in metric.samples:
+            if sample.name.endswith("_bucket"):
+                labels = dict(sample.labels)
+                bound = float(labels.pop("le"))
+                found.setdefault(tuple(labels.values()), []).append((bound, sample.value))
+    return {key: Tally(*zip(*pairs, strict=True)) for key, pairs in found.items()}
 
 
 def _sum(pools: Callable[[], Collection[StagePool]], count: Callable[[Pool], int]) -> float:

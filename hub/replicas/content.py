@@ -1,6 +1,7 @@
 """Whether a chunk holds output of a kind that a hub passes on to clients. Pure.
 
-Modality and type reach clients as they are, in data URLs and headers, so a replica may name known ones only.
+Modality and type reach clients as they are, in data URLs and headers, so a replica may name known ones only. Log
+probabilities are of tokens: those of tokens that are not there would make an answer of any length.
 """
 
 from __future__ import annotations
@@ -31,4 +32,6 @@ def flaw_of_content(message: wire.FromReplica, attachments: int) -> str:
     if message.mime != of_modality and (attachments or message.mime):
         mime = wire.shortened(message.mime, 40)
         return f"its {message.modality} is of type {mime!r}, where {of_modality or 'none'!r} is due"
+    if message.logprobs and len(message.logprobs) != len(message.token_ids):
+        return f"it gave logprobs of {len(message.logprobs)} tokens where there are {len(message.token_ids)}"
     return ""

@@ -33,7 +33,7 @@ EMBEDDING: Final = "embedding"
 #: Modality and stage id of the last record of each request: no content, only the pipeline's timings.
 SUMMARY: Final = "summary"
 NO_STAGE: Final = -1
-#: Estimated memory of one log probability, in bytes.
+#: Estimated memory of one log probability without its text, in bytes.
 _LOGPROB_BYTES: Final = 200
 
 
@@ -95,11 +95,11 @@ class OmniOutput:
     @property
     def size_bytes(self) -> int:
         """The estimated memory of the content, in bytes."""
-        logprobs_bytes = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
+        likely_bytes = logprobs_bytes(self.logprobs) + logprobs_bytes(self.prompt_logprobs)
         called = self.called
         called_bytes = 0 if called is None else len(called.content) + sum(len(each.arguments) for each in called.calls)
         text_bytes = len(self.text) + called_bytes
-        return len(self.data) + text_bytes + 8 * len(self.token_ids + self.prompt_token_ids) + logprobs_bytes
+        return len(self.data) + text_bytes + 8 * len(self.token_ids + self.prompt_token_ids) + likely_bytes
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """Join this chunk and the next; None unless both are plain text of one stage, replica and segment."""
@@ -118,6 +118,11 @@ class OmniOutput:
             prompt_token_ids=self.prompt_token_ids or later.prompt_token_ids,
             received_at_s=later.received_at_s,
         )
+
+
+def logprobs_bytes(places: Sequence[wire.TokenLogprobs]) -> int:
+    """The estimated memory of log probabilities, in bytes."""
+    return sum(_LOGPROB_BYTES + len(each.text) for place in places for each in place)
 
 
 def chunk_outputs(

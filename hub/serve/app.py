@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
+from hub.api.dashboard.actions import DemoKiller
+from hub.api.dashboard.routes import DashboardParts
 from hub.api.door.flags import warn_if_open
 from hub.api.door.ports import Ports
 from hub.api.routes import build_app
@@ -135,7 +137,8 @@ class _Hub:
             omni, stages = started
             self._on_hurry = (self._ports.hurry, stages.hurry)
             stack.push_async_callback(self._ports.stop)
-            self._ports.start(omni, await self._application(omni, hub, stack), config.http)
+            app = await self._application(omni, hub, stack)
+            self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack))
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -159,6 +162,16 @@ class _Hub:
             # Before the ports are closed: what asks for a job then gets it from another hub.
             stack.push_async_callback(jobs.close)
         return build_app(omni, config.deploy, int(time.time()), jobs)
+
+    def _dashboard(self, omni: AsyncOmni, hub: RunningHub, app: Any, stack: AsyncExitStack) -> DashboardParts | None:
+        """What the dashboard stands on; None without a port for it. Raise ConfigError."""
+        config = self._config
+        if config.door.admin is None:
+            return None
+        killer = None if config.door.demo_fd is None else DemoKiller(config.door.demo_fd)
+        if killer is not None:
+            stack.callback(killer.close)
+        return DashboardParts(omni, hub.client, config.namespace, hub.events, app, config.api, self._url, killer)
 
     async def _limit_start(self, omni: AsyncOmni) -> None:
         """Stop the hub if ``--init-timeout`` is over before every stage can serve."""

@@ -12,12 +12,13 @@ import os
 import socket
 import threading
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from hub.api.dashboard.events import RecentEvents
 from hub.api.door.config import DoorConfig
 from hub.api.server import HttpConfig
 from hub.async_omni import AsyncOmni
@@ -43,7 +44,7 @@ from omni_discovery.stories import Stories, Waits
 from omni_discovery.view.hub_watcher import ViewOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from hub.config import HubConfig
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.view.api_keys import OnApiKeys
+    from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +171,8 @@ class RunningHub:
         self._stories = Stories(config.runtime_dir, config.namespace, endpoints)
         #: Receives which replicas and hubs came and went, for ``omni history``.
         self._history = HistoryLog(history_file(config.runtime_dir, config.namespace))
+        #: The last changes of replicas and hubs, for the dashboard; followed where there is a port for that.
+        self.events = RecentEvents()
 
     async def start(self, stack: AsyncExitStack) -> tuple[AsyncOmni, LocalStages] | None:
         """Start in order; leaving ``stack`` stops it in the reverse order. None if it is stopped before it serves.
@@ -258,7 +262,7 @@ class RunningHub:
             user=self._config.security.user,
             password=self._config.security.password,
             hub=record,
-            on_view=with_history(omni.apply_view, self._history),
+            on_view=with_history(self._with_events(omni.apply_view), self._history),
             on_api_keys=self._on_api_keys,
             options=ViewOptions(
                 saved_view=saved_view,
@@ -271,6 +275,19 @@ class RunningHub:
         omni.watch_health(client.request_beat)
         client.keep_stories(self._stories)
         return client
+
+    def _with_events(self, on_view: Callable[[View, Delta], None]) -> Callable[[View, Delta], None]:
+        """The callback, and the events of what it is told, which are kept on this loop."""
+        if self._config.door.admin is None:
+            return on_view
+        loop = asyncio.get_running_loop()
+
+        def on_view_kept(view: View, delta: Delta) -> None:
+            on_view(view, delta)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self.events.follow_view, view, delta, time.time())
+
+        return on_view_kept
 
     async def _synced(self, client: OmniCoordClientForHub) -> bool:
         """Wait for a view of the registry; return False if the hub was stopped before. Raise RegistryError.

@@ -110,24 +110,24 @@ def _target_of(arguments: argparse.Namespace) -> Target:
     return Target(check_namespace(arguments.namespace), *arguments.replica)
 
 
-def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undo: bool) -> int:
-    return with_registry(arguments, lambda kv: _write_and_wait(kv, _target_of(arguments), changes, done, undo))
+def _set(arguments: argparse.Namespace, changes: dict[str, Any], done: str, undoes: bool) -> int:
+    return with_registry(arguments, lambda kv: _write_and_wait(kv, _target_of(arguments), changes, done, undoes))
 
 
-async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undo: bool) -> int:
+async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], done: str, undoes: bool) -> int:
     """Change the control key, wait for the replica's answer and print it; return the exit code."""
-    from omni_discovery.commands.operate import must_be_registered, read_replica, steer, write_control
+    from omni_discovery.commands.operate import must_be_registered, read_replica, steer, undo, write_control
 
     # The key may be left of a replica that is gone; then no answer to its removal will come.
-    if undo and await read_replica(kv, target) is None:
+    if undoes and await read_replica(kv, target) is None:
         await write_control(kv, target, changes)
         say(f"replica {target} is not registered; its key is cleared")
         return 0
     before = await must_be_registered(kv, target)
     began_s = time.monotonic()
     info: ReplicaInfo | None
-    if undo:
-        info = await _undo(kv, target, before, changes)
+    if undoes:
+        info = await undo(kv, target, before, changes, ANSWER_S)
     else:
         if changes in ({"cordon": True}, {"weight": 0.0}):
             await _warn_of_last(kv, target, before)
@@ -137,15 +137,6 @@ async def _write_and_wait(kv: KVStore, target: Target, changes: dict[str, Any], 
         return 0
     say(f"replica {target} {done} (answered in {time.monotonic() - began_s:.2f} s, {info.queue_length} in flight)")
     return 0
-
-
-async def _undo(kv: KVStore, target: Target, before: ReplicaInfo, changes: dict[str, Any]) -> ReplicaInfo | None:
-    from omni_discovery.commands.operate import take_back_cordon, wait_answered, write_control
-
-    revision = await write_control(kv, target, changes)
-    if not before.control_revision and before.cordoned and "cordon" in changes:
-        return await take_back_cordon(kv, target, ANSWER_S)
-    return await wait_answered(kv, target, revision, ANSWER_S)
 
 
 async def _warn_of_last(kv: KVStore, target: Target, before: ReplicaInfo) -> None:

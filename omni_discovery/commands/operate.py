@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from omni_discovery.errors import ConfigError, OmniError, RecordError, RegistryError, RegistryUnavailableError
-from omni_discovery.kv import DeleteEvent, KeyValue, KVStore
+from omni_discovery.kv import DeleteEvent, KeyValue, KVCalls, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, answered_revision, changed_value, parse
 from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, decode_replica
@@ -61,7 +61,7 @@ class Target:
         return keys.replica_control_key(self.namespace, self.stage_id, self.replica_id)
 
 
-async def read_replica(kv: KVStore, target: Target) -> ReplicaInfo | None:
+async def read_replica(kv: KVCalls, target: Target) -> ReplicaInfo | None:
     """Return the replica as registered now; None if it is not registered, or its record can't be read."""
     item = await kv.get(target.record_key)
     if item is None:
@@ -73,7 +73,7 @@ async def read_replica(kv: KVStore, target: Target) -> ReplicaInfo | None:
     return record.to_info(item.create_revision)
 
 
-async def must_be_registered(kv: KVStore, target: Target) -> ReplicaInfo:
+async def must_be_registered(kv: KVCalls, target: Target) -> ReplicaInfo:
     """Return the replica as registered now. Raise ConfigError that names the registered ones if it is not."""
     info = await read_replica(kv, target)
     if info is not None:
@@ -85,7 +85,7 @@ async def must_be_registered(kv: KVStore, target: Target) -> ReplicaInfo:
     raise ConfigError(f"no replica {target} is registered in namespace {target.namespace!r}; {there}")
 
 
-async def is_last_to_serve(kv: KVStore, target: Target) -> bool:
+async def is_last_to_serve(kv: KVCalls, target: Target) -> bool:
     """Whether no other registered replica of the target's stage takes new requests."""
     for item in (await kv.list(keys.replicas_prefix(target.namespace, target.stage_id))).items:
         key = keys.parse_key(target.namespace, item.key)
@@ -100,7 +100,7 @@ async def is_last_to_serve(kv: KVStore, target: Target) -> bool:
     return True
 
 
-async def write_control(kv: KVStore, target: Target, changes: dict[str, Any]) -> int:
+async def write_control(kv: KVCalls, target: Target, changes: dict[str, Any]) -> int:
     """Change some fields of the control value and keep the others; return its revision, 0 if no key is left.
 
     A change to None removes the field. Raise OperationFailedError if others keep writing the key meanwhile.
@@ -109,7 +109,7 @@ async def write_control(kv: KVStore, target: Target, changes: dict[str, Any]) ->
     return revision
 
 
-async def _replace_control(kv: KVStore, target: Target, changes: dict[str, Any]) -> tuple[int, KeyValue | None]:
+async def _replace_control(kv: KVCalls, target: Target, changes: dict[str, Any]) -> tuple[int, KeyValue | None]:
     """As ``write_control``; return the key as it was before, too."""
     for _ in range(_WRITE_TRIES):
         current = await kv.get(target.control_key)
@@ -127,7 +127,7 @@ async def _replace_control(kv: KVStore, target: Target, changes: dict[str, Any])
     raise OperationFailedError(f"others keep writing {target.control_key}: nothing was changed")
 
 
-async def wait_answered(kv: KVStore, target: Target, revision: int, timeout_s: float) -> ReplicaInfo | None:
+async def wait_answered(kv: KVCalls, target: Target, revision: int, timeout_s: float) -> ReplicaInfo | None:
     """Wait until the replica has answered that revision of its control key (0: the key's absence).
 
     Return its record, or None if it has left the registry meanwhile. Raise OperationFailedError if it rejects the
@@ -152,7 +152,7 @@ async def wait_answered(kv: KVStore, target: Target, revision: int, timeout_s: f
 
 
 async def steer(
-    kv: KVStore, target: Target, before: ReplicaInfo, changes: dict[str, Any], timeout_s: float
+    kv: KVCalls, target: Target, before: ReplicaInfo, changes: dict[str, Any], timeout_s: float
 ) -> ReplicaInfo:
     """Change the control value of the process that ``before`` describes, and return its record once it has answered.
 
@@ -182,11 +182,21 @@ def _process_of(info: ReplicaInfo) -> tuple[int, str, str]:
     return info.pid, info.host, info.curve_public_key
 
 
-async def take_back_cordon(kv: KVStore, target: Target, timeout_s: float) -> ReplicaInfo | None:
+async def take_back_cordon(kv: KVCalls, target: Target, timeout_s: float) -> ReplicaInfo | None:
     """Have a replica take work again that is cordoned though no key says so; return its record, as wait_answered."""
     revision = await write_control(kv, target, {"cordon": False})
     await wait_answered(kv, target, revision, timeout_s)
     return await wait_answered(kv, target, await write_control(kv, target, {"cordon": None}), timeout_s)
+
+
+async def undo(
+    kv: KVCalls, target: Target, before: ReplicaInfo, changes: dict[str, Any], timeout_s: float
+) -> ReplicaInfo | None:
+    """Remove fields of the control value of a registered replica; return its record, as wait_answered."""
+    revision = await write_control(kv, target, changes)
+    if not before.control_revision and before.cordoned and "cordon" in changes:
+        return await take_back_cordon(kv, target, timeout_s)
+    return await wait_answered(kv, target, revision, timeout_s)
 
 
 @dataclass(frozen=True, slots=True)

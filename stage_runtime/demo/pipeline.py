@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,6 +28,7 @@ from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
 from omni_discovery.processes import check_unshared
 from omni_discovery.records.schema import ReplicaStatus
 from stage_runtime.demo.http_client import DemoError, get_text
+from stage_runtime.demo.killing import ReplicaKiller
 from stage_runtime.demo.processes import alive, descendants
 from stage_runtime.demo.show import ask_step, next_steps
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _READY_S: Final = 600.0
 _STOP_S: Final = 90.0
+_DASHBOARD: Final = re.compile(r"hub\.dashboard url=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,8 @@ class DemoPipeline:
         self._killed: set[int] = set()
         self._url = ""
         self._endpoint = ""
+        #: What opens the dashboard of a demo that is kept; nobody else is told.
+        self._token = secrets.token_urlsafe(16)
 
     def start(self, title: str) -> None:
         """Start ``omni serve`` in a session of its own: Ctrl-C reaches the demo only, which stops the hub in order."""
@@ -122,9 +128,25 @@ class DemoPipeline:
             *("--parent-pid", str(os.getpid())),
         ]
         environment = {name: value for name, value in os.environ.items() if name != "OMNI_ETCD_ENDPOINTS"}
+        passed: tuple[int, ...] = ()
+        if self._config.keep:
+            # Who keeps it serving can look at it, and kill what is behind it.
+            killer = ReplicaKiller(lambda: descendants(self._hub.pid)[1:], self._killed.add)
+            self._stack.callback(killer.close)
+            passed = (killer.hub_end.fileno(),)
+            command += ["--admin-port", "0", "--demo-fd", str(passed[0])]
+            environment["OMNI_ADMIN_TOKEN"] = self._token
         self._hub = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=environment,
+            pass_fds=passed,
         )
+        if passed:
+            killer.hub_end.close()
 
     def wait_until_ready(self, first: str = "starting an embedded etcd and the hub") -> None:
         """Show the table of replicas until all stages are ready; before that, ``first``. Raise DemoError."""
@@ -156,12 +178,21 @@ class DemoPipeline:
 
     def keep_serving(self) -> None:
         """Print commands to try and serve until Ctrl-C. Raise DemoError if the hub ends."""
-        self._console.print("\nserving until Ctrl-C; try in another terminal:\n")
+        self._console.print("\nserving until Ctrl-C. A dashboard, where you can ask and kill a replica meanwhile:\n")
+        self._console.print(f"{self._dashboard()}#token={self._token}\n", soft_wrap=True, markup=False, style="cyan")
+        self._console.print("or try in another terminal:\n")
         first = self.first_step()
         for line in next_steps(first, _omni(), _etcdctl(), self._endpoint, self._config.namespace):
             self._console.print(line + "\n", soft_wrap=True, markup=False, style="cyan")
         self._hub.wait()
         raise DemoError(f"the hub ended by itself; {self._log_end()}")
+
+    def _dashboard(self) -> str:
+        """The URL of the hub's dashboard, from its log. Raise DemoError."""
+        found = _DASHBOARD.search(self._log.read_text(encoding="utf-8", errors="replace"))
+        if found is None:
+            raise DemoError(f"the hub has no dashboard; {self._log_end()}")
+        return found[1]
 
     def first_step(self) -> str:
         """The first command to try: a request."""

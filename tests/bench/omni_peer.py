@@ -31,6 +31,8 @@ from tests.support.hub import Hub
 ROOT: Final = Path(__file__).resolve().parents[2]
 OMNI_PYTHON: Final = ROOT / ".venv-omni" / "bin" / "python"
 READY_S: Final = 600.0
+#: The client that asks for speeches.
+SPEECH: Final = "tests.bench.speech_client"
 _MEASURE_S: Final = 300.0
 _KILL_AFTER_S: Final = 1.0
 #: What the peer is told by its environment, and what our supervisor tells its replicas. Without the third one, it would
@@ -116,6 +118,8 @@ class Client:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                # As the hub has: Linux shares processors out by session first.
+                start_new_session=True,
             )
         self._answer(READY_S)
 
@@ -159,30 +163,29 @@ class Client:
         raise RuntimeError(f"{self.name} gave no answer; its log is {self.log}")
 
 
-def start_peer(folder: Path, model: Path, talkers: int) -> Client:
-    """vLLM-Omni's AsyncOmni, which starts its own stages."""
-    deploy = folder / f"peer-{talkers}.yaml"
-    deploy.write_text(json.dumps(peer_document(talkers)))
-    command = [str(OMNI_PYTHON), "-m", "tests.bench.speech_client", "peer", str(model), str(deploy)]
+def start_peer(folder: Path, model: Path, name: str, document: Row, module: str = SPEECH) -> Client:
+    """vLLM-Omni's AsyncOmni, which starts its own stages; ``module`` is the client."""
+    deploy = folder / f"{name}.yaml"
+    deploy.write_text(json.dumps(document))
+    command = [str(OMNI_PYTHON), "-m", module, "peer", str(model), str(deploy)]
 
     def find_talkers() -> list[int]:
         children = psutil.Process(client.pid).children(recursive=True)
         return [each.pid for each in children if "stage0" in "".join(each.cmdline())]
 
-    client = Client("vLLM-Omni", command, folder / f"peer-{talkers}.log", find_talkers)
+    client = Client("vLLM-Omni", command, folder / f"{name}.log", find_talkers)
     return client
 
 
 @contextlib.contextmanager
-def running_hub(folder: Path, model: Path, talkers: int) -> Iterator[Client]:
-    """`omni serve`, whose replicas a second hub, in the client's process, uses."""
+def running_hub(folder: Path, document: Row, module: str = SPEECH) -> Iterator[Client]:
+    """`omni serve`, whose replicas a second hub, in the process of the client ``module``, uses."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(our_document(model, talkers))
-    hub = Hub.of_yaml(folder, text)
+    hub = Hub.of_yaml(folder, json.dumps(document))
     try:
         hub.wait_ready(READY_S)
         deploy = str(folder / "deploy.yaml")
-        command = [sys.executable, "-m", "tests.bench.speech_client", "ours", hub.endpoint, hub.namespace, deploy]
+        command = [sys.executable, "-m", module, "ours", hub.endpoint, hub.namespace, deploy]
 
         def find_talkers() -> list[int]:
             return [each["pid"] for each in hub.replicas() if each["stage_id"] == 0]
@@ -196,14 +199,16 @@ def running_hub(folder: Path, model: Path, talkers: int) -> Iterator[Client]:
         hub.stop()
 
 
-def compared(clients: Sequence[Client], at_once: int, rounds: int, tokens: int) -> Row:
-    """Alternating measurements with so many speeches at once; the medians, and ours by theirs."""
+def compared(
+    clients: Sequence[Client], at_once: int, rounds: int, tokens: int, summary: Callable[[Sequence[Row]], Row]
+) -> Row:
+    """Alternating measurements with so many requests at once; the medians, and ours by theirs."""
     found: dict[str, list[Row]] = {client.name: [] for client in clients}
     for turn in range(rounds):
         for client in clients if turn % 2 else clients[::-1]:
             found[client.name].append(client.measure(at_once, max(2, at_once), tokens))
     row: Row = {"at_once": at_once}
-    sides = [_summary(found[client.name]) for client in clients]
+    sides = [summary(found[client.name]) for client in clients]
     for name in sides[0]:
         for client, side in zip(clients, sides, strict=True):
             row[f"{client.name} {name}"] = side[name]
@@ -270,14 +275,14 @@ def main() -> None:
         command = [str(OMNI_PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         for talkers in given.talkers:
-            with running_hub(Path(folder) / f"ours-{talkers}", model, talkers) as ours:
-                peer = start_peer(Path(folder), model, talkers)
+            with running_hub(Path(folder) / f"ours-{talkers}", our_document(model, talkers)) as ours:
+                peer = start_peer(Path(folder), model, f"peer-{talkers}", peer_document(talkers))
                 try:
                     both = (ours, peer)
                     for client in both:
                         client.measure(2, 2, 8)
                     for at_once in given.at_once:
-                        row = compared(both, at_once, given.rounds, given.tokens)
+                        row = compared(both, at_once, given.rounds, given.tokens, _summary)
                         results["rows"].append({"talkers": talkers, **row})
                         write(given.out, results)
                     if given.kill:

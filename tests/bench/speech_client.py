@@ -14,9 +14,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from hub.async_omni import AsyncOmni
 
 TEXT: Final = "hello world, the quick brown fox"
 RATE_HZ: Final = 24000
@@ -87,8 +90,8 @@ def _answer(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def serve_ours(endpoint: str, namespace: str, deploy: str) -> None:
-    """A hub in this process, beside whatever else serves the same registry."""
+async def serve_hub(endpoint: str, namespace: str, deploy: str, speak_by: Callable[[AsyncOmni], Speak]) -> None:
+    """A hub in this process, beside whatever else serves the same registry; ``speak_by`` it come the answers."""
     from hub.async_omni import AsyncOmni
     from omni_discovery.clients import OmniCoordClientForHub
     from omni_discovery.curve import KeyPair
@@ -97,6 +100,16 @@ async def serve_ours(endpoint: str, namespace: str, deploy: str) -> None:
 
     omni = AsyncOmni(load_deploy(Path(deploy)), "bench", KeyPair.generate())
     await omni.start()
+    record = HubRecord(hub_id=omni.hub_id, curve_public_key=omni.public_key)
+    with OmniCoordClientForHub(endpoint, hub=record, on_view=omni.apply_view, namespace=namespace):
+        while not all(stage.pickable == stage.registered > 0 for stage in omni.stage_status()):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await serve(speak_by(omni))
+        await omni.close()
+
+
+def speech_by(omni: AsyncOmni) -> Speak:
+    """Speeches by a hub."""
 
     async def speak(tokens: int, seed: int) -> AsyncIterator[int]:
         params = {0: {"max_tokens": tokens, "min_tokens": tokens, "seed": seed}}
@@ -104,12 +117,7 @@ async def serve_ours(endpoint: str, namespace: str, deploy: str) -> None:
             if output.data:
                 yield (len(output.data) - _WAV_HEADER_BYTES) // 2
 
-    record = HubRecord(hub_id=omni.hub_id, curve_public_key=omni.public_key)
-    with OmniCoordClientForHub(endpoint, hub=record, on_view=omni.apply_view, namespace=namespace):
-        while not all(stage.pickable == stage.registered > 0 for stage in omni.stage_status()):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-        await serve(speak)
-        await omni.close()
+    return speak
 
 
 async def serve_peer(model: str, deploy: str) -> None:
@@ -153,7 +161,7 @@ def _samples_of(output: Any) -> int:
 def main() -> None:
     """Run one of the two."""
     role, *given = sys.argv[1:]
-    asyncio.run(serve_ours(*given) if role == "ours" else serve_peer(*given))
+    asyncio.run(serve_hub(given[0], given[1], given[2], speech_by) if role == "ours" else serve_peer(*given))
 
 
 if __name__ == "__main__":

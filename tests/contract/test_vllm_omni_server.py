@@ -11,6 +11,7 @@ import importlib.util
 import io
 import json
 import re
+import threading
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,17 +20,19 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 if importlib.util.find_spec("vllm_omni") is None:
     pytest.skip("vLLM-Omni has an environment of its own: make omni-test", allow_module_level=True)
 
 from hub.api.door.guard import Door, Locks
 from hub.api.door.keys import KeyRing, read_key
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, EngineFailedError
 from tests.support.engines import as_the_supervisor_has_it
-from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
+from tests.support.hub_fakes import FakeReplica, Script, accept_only, running_hub, until
 from tests.support.omni_models import omni_stages
 from tests.support.tiny_qwen3_tts import write_model
 
@@ -54,9 +57,9 @@ def wav(samples: bytes) -> bytes:
     return file.getvalue()
 
 
-def png() -> bytes:
+def png(size: int = 8) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (8, 8), (200, 30, 30)).save(file, "PNG")
+    Image.new("RGB", (size, size), (200, 30, 30)).save(file, "PNG")
     return file.getvalue()
 
 
@@ -180,6 +183,138 @@ async def test_a_chat_is_answered_with_a_picture(drawing: Any) -> None:
     (submit,) = painter.of(wire.Submit)
     assert submit.inputs == {"prompt": "a red square"}
     assert submit.params == {"seed": 3, "height": 8, "width": 8}
+
+
+@pytest.mark.attack("M4")
+async def test_a_picture_is_put_out_as_it_came_and_in_other_forms_where_asked(drawing: Any) -> None:
+    """As a PNG, its file is not packed again: a small file of many pixels would become a large one."""
+    async with serving(drawing, draw, deploy=PAINTER) as (client, _, _):
+        ask = {"prompt": "a red square"}
+        plain = (await client.post("/v1/images/generations", json=ask)).json()
+        photo = (await client.post("/v1/images/generations", json={**ask, "output_format": "jpeg"})).json()
+    assert base64.b64decode(plain["data"][0]["b64_json"]) == png()
+    with Image.open(io.BytesIO(base64.b64decode(photo["data"][0]["b64_json"]))) as picture:
+        assert (picture.format, picture.size) == ("JPEG", (8, 8))
+
+
+def draw_large(*sizes: int) -> Script:
+    """Square pictures of these sizes, of one colour: small files."""
+
+    def script(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        for seq, size in enumerate(sizes):
+            replica.chunk(submit, seq, modality="image", mime="image/png", attachments=[png(size)])
+        replica.done(submit, len(sizes))
+
+    return script
+
+
+@pytest.mark.attack("M4")
+@pytest.mark.parametrize("sizes", [(6000,), (2048,) * 9])
+async def test_pictures_count_as_they_are_unpacked(drawing: Any, sizes: tuple[int, ...]) -> None:
+    async with serving(drawing, draw_large(*sizes), deploy=PAINTER) as (client, _, _):
+        answer = await client.post("/v1/images/generations", json={"prompt": "a red square"})
+    assert (answer.status_code, "longer than 128 MiB" in answer.text) == (500, True), answer.text[:500]
+
+
+@pytest.mark.attack("M4")
+async def test_pictures_are_unpacked_beside_the_loop(drawing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def load(picture: Any) -> Any:
+        threads.append(threading.current_thread())
+        return PngImageFile.load(picture)
+
+    from hub.api.vllm.omni import outputs
+
+    monkeypatch.setattr(outputs._Picture, "load", load)
+    async with serving(drawing, draw_large(64, 64), deploy=PAINTER) as (client, _, _):
+        answer = await client.post("/v1/images/generations", json={"prompt": "a red square"})
+    assert (answer.status_code, len(answer.json()["data"])) == (200, 2), answer.text[:500]
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+@pytest.mark.attack("M4")
+async def test_of_small_pictures_neither_the_number_nor_the_texts_are_free() -> None:
+    """A file of 1 KB may have a text of 1 MB, and a replica may send any number of them."""
+    from vllm.sampling_params import RequestOutputKind
+
+    from hub.api.vllm.omni.outputs import FinalStage
+
+    file, about = io.BytesIO(), PngInfo()
+    about.add_text("note", "x" * 1_000_000, zip=True)
+    Image.new("RGB", (1, 1)).save(file, "PNG", pnginfo=about)
+    stage = FinalStage("r", RequestOutputKind.FINAL_ONLY, [])
+    for _ in range(100):
+        assert await stage.add(OmniOutput("r", 0, "image", data=file.getvalue(), mime="image/png")) is None
+    made = await stage.add(OmniOutput("r", 0, "image", finish_reason="stop"))
+    assert made is not None
+    assert len(made.images) == 100
+    assert not any(picture.text or picture.info for picture in made.images)
+    assert stage._size.size_bytes > 100 * 16 << 10
+
+
+@pytest.mark.attack("M4")
+async def test_a_file_that_is_no_picture_fails_the_request(drawing: Any) -> None:
+    def scribble(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        replica.chunk(submit, 0, modality="image", mime="image/png", attachments=[png()[:45]])
+        replica.done(submit, 1)
+
+    async with serving(drawing, scribble, deploy=PAINTER) as (client, _, _):
+        answer = await client.post("/v1/images/generations", json={"prompt": "a red square"})
+    assert (answer.status_code, "a picture can't be read as PNG" in answer.text) == (500, True), answer.text[:500]
+
+
+async def outputs_of(script: Script, deploy: str, kind: str = "FINAL_ONLY") -> list[Any]:
+    """What the server gets of the last stage."""
+    from vllm.sampling_params import RequestOutputKind
+
+    from hub.api.vllm.omni.outputs import FinalStage
+
+    async with running_hub(FakeReplica(script), deploy=deploy) as omni:
+        stage = FinalStage("r", RequestOutputKind[kind], [])
+        shown = [await stage.add(each) async for each in omni.generate({"prompt": "a"}) if not each.is_summary]
+    return [each for each in shown if each is not None]
+
+
+WRITER = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+
+
+@pytest.mark.attack("M4")
+async def test_the_tokens_of_a_prompt_are_counted_up_to_a_bound() -> None:
+    def count(prompt_tokens: int) -> Script:
+        def script(replica: FakeReplica, submit: wire.Submit) -> None:
+            replica.accept(submit)
+            usage = {"prompt_tokens": prompt_tokens}
+            replica.say(wire.StageDone(**replica._about(submit), seq=0, finish_reason="stop", usage=usage))
+
+        return script
+
+    for named, counted in ((7, 7), (1 << 28, 1 << 20)):
+        (made,) = await outputs_of(count(named), WRITER)
+        assert len(made.prompt_token_ids) == counted
+
+
+@pytest.mark.attack("M4")
+async def test_words_and_sound_without_end_are_bounded_unless_they_are_streamed() -> None:
+    def speak(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        for seq in range(3):
+            replica.chunk(submit, seq, modality="audio", mime="audio/wav", attachments=[wav(bytes(40 << 20))])
+        replica.done(submit, 3)
+
+    def write(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        for seq in range(50):
+            replica.chunk(submit, seq, text="x" * (3 << 20))
+        replica.done(submit, 50)
+
+    for script, deploy, pieces in ((speak, WRITER.replace("text", "audio"), 4), (write, WRITER, 51)):
+        with pytest.raises(EngineFailedError, match="longer than 128 MiB"):
+            await outputs_of(script, deploy)
+        assert len(await outputs_of(script, deploy, "DELTA")) == pieces
 
 
 async def test_an_error_has_the_hubs_status_also_before_a_stream(speaking: Any) -> None:

@@ -12,10 +12,12 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from PIL import Image
 
+from stage_runtime.demo.processes import alive
 from tests.support.hub import Hub
 from tests.support.processes import Child, wait_for
 
@@ -81,6 +83,42 @@ def test_each_line_that_it_prints_to_try_next_works_when_it_is_pasted(demo: Demo
     assert "26 + 48 = 74" in paste(curl)
     assert "/omni/v1/demo/replicas/" in paste(etcdctl)
     assert "namespace demo · " in paste(watch.removesuffix(" --watch"))
+
+
+def test_the_link_that_it_prints_opens_a_dashboard_that_kills_a_replica_and_the_answer_goes_on(demo: Demo) -> None:
+    found = re.search(r"(http://127\.0\.0\.1:\d+/dashboard/)#token=(\S+)", demo.text)
+    assert found is not None, demo.text
+    url, token = found.groups()
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=120) as http:
+
+        def replicas() -> dict[str, Any]:
+            with http.stream("GET", "live") as answer:
+                line = next(line for line in answer.iter_lines() if line.startswith("data: "))
+            stages = json.loads(line[6:])["stages"]
+            return {each["name"]: each for stage in stages for each in stage["replicas"] if each["state"] == "up"}
+
+        assert http.get("session").json()["can_kill"] is True
+        before = replicas()
+        body = {"messages": [{"role": "user", "content": "26 plus 48"}], "modalities": ["text"], "stream": True}
+        text, victim = "", {}
+        with http.stream("POST", "try/v1/chat/completions", json=body) as answer:
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                if not victim:
+                    victim = before[answer.headers["x-omni-replicas"].split(",")[0]]
+                    place = f"replicas/{victim['stage_id']}/{victim['replica_id']}/kill"
+                    killed = httpx.post(url + place, json={"epoch": victim["epoch"]}, headers=http.headers, timeout=60)
+                    assert killed.json()["done"].endswith("with SIGKILL"), killed.text
+                for choice in json.loads(line[6:])["choices"]:
+                    text += choice["delta"].get("content") or ""
+        assert text == "26 + 48 = 74"
+        assert not alive([victim["pid"]])
+        wait_for("another in its place", lambda: len(replicas()) == 4, 200)
+        stranger = http.post("replicas/0/0/kill", json={"epoch": 1})
+        assert stranger.status_code in (404, 409)
+    with httpx.Client(base_url=url, timeout=30) as nobody:
+        assert nobody.get("live").status_code == 401
 
 
 def test_the_official_client_gets_the_answer_and_its_picture(client: openai.OpenAI) -> None:

@@ -30,11 +30,12 @@ class Hub(Child):
         namespace: str = "test",
         variables: Mapping[str, str] | None = None,
         python: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.folder = folder
         self.namespace = namespace
         words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
-        super().__init__(words, folder, "serve", variables=variables, python=python)
+        super().__init__(words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds)
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:

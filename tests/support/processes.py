@@ -52,6 +52,7 @@ class Child:
         runtime_dir: Path | None = None,
         variables: Mapping[str, str] | None = None,
         python: Path | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
@@ -66,6 +67,7 @@ class Child:
                 cwd=folder,
                 env=environment,
                 start_new_session=True,
+                pass_fds=tuple(pass_fds),
             )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections import defaultdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from hub.api.audio.encoder import SoundFile
-from hub.api.generation.body import AnswerSize
+from hub.api.generation.body import AnswerSize, encode_body, encode_event
 from hub.api.generation.running import event_of
 from hub.api.generation.timings import shown_timings
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from hub.request.outputs import OmniOutput
     from omni_discovery.wire import TokenLogprob, TokenLogprobs
 
-#: From so many bytes on an answer is encoded in a thread: the hub's loop must go on meanwhile.
-_LONG_BYTES: Final = 1 << 20
 #: Pieces of base64 can be put together if each is made of whole groups of three bytes. A sample has two.
 _GROUP_BYTES: Final = 6
 
@@ -39,7 +36,10 @@ _NOTHING_TO_SHOW = {
 
 
 class Answer:
-    """What whole and streamed answers share. ``sound_format`` is that of the sound in them."""
+    """What whole and streamed answers share. ``sound_format`` is that of the sound in them.
+
+    ``top_logprobs``: how many of the likeliest tokens are shown in the place of each; None for no log probabilities.
+    """
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Answer:
         sounds: EncoderThreads,
         *,
         sound_format: str = "wav",
-        top_logprobs: int = 0,
+        top_logprobs: int | None = None,
     ) -> None:
         self.exchange = exchange
         self.top_logprobs = top_logprobs
@@ -81,6 +81,10 @@ class Answer:
             self.usage.add(number, output)
         return choice
 
+    def logprobs(self, output: OmniOutput) -> tuple[TokenLogprobs, ...]:
+        """The log probabilities in an output; empty if the client has not asked for them."""
+        return () if self.top_logprobs is None else output.logprobs
+
     async def encoded(self, choice: Choice, output: OmniOutput, *, is_streamed: bool) -> AsyncIterator[bytes]:
         """The bytes of the choice's file of sound that are ready. Raise EngineFailedError."""
         if choice.index not in self.files:
@@ -110,14 +114,18 @@ class WholeAnswer(Answer):
         self._size.add(len(output.text) + (0 if is_sound else 4 * len(output.data) // 3))
         kept = self._parts[choice.index]
         kept.texts.append(output.text)
-        kept.logprobs += output.logprobs
+        if places := self.logprobs(output):
+            # Kept as they are sent: as objects they would take many times the memory, and the loop's time at the end.
+            made = await encode_body(partial(shown_places, places, self.top_logprobs or 0), output.size_bytes)
+            self._size.add(len(made))
+            kept.logprobs.append(made[1:-1])
         if output.data and is_sound:
-            async for made in self.encoded(choice, output, is_streamed=False):
+            async for piece in self.encoded(choice, output, is_streamed=False):
                 # What is encoded is kept as something smaller, and raw samples may be kept as many more.
                 size_bytes = self.files[choice.index].size_bytes
                 self._size.add(4 * (size_bytes - kept.sound_bytes) // 3)
                 kept.sound_bytes = size_bytes
-                kept.sound.append(made)
+                kept.sound.append(piece)
         elif output.data:
             kept.pictures.append((output.data, output.mime))
         self.choices.note_end(choice, output)
@@ -126,9 +134,7 @@ class WholeAnswer(Answer):
         """The body as JSON, with ``timings_s`` if ``timings``. Raise EngineFailedError."""
         for index, file in self.files.items():
             self._parts[index].sound.append(await self.sounds.finished(file))
-        if self._size.size_bytes < _LONG_BYTES:
-            return msgspec.json.encode(self._completion(timings))
-        return await asyncio.to_thread(lambda: msgspec.json.encode(self._completion(timings)))
+        return await encode_body(partial(self._completion, timings), self._size.size_bytes)
 
     def _completion(self, timings: bool) -> dict[str, Any]:
         choices = [self._shown(choice) for choice in self.choices if choice.index in self._parts]
@@ -153,7 +159,10 @@ class WholeAnswer(Answer):
         elif parts.pictures:
             message["content"] = [image_part(data, mime) for data, mime in parts.pictures]
         shown: dict[str, Any] = {"index": choice.index, "message": message, "finish_reason": choice.finish_reason}
-        return shown | ({"logprobs": shown_logprobs(parts.logprobs, self.top_logprobs)} if parts.logprobs else {})
+        if parts.logprobs:
+            content = msgspec.Raw(b"".join((b"[", b",".join(parts.logprobs), b"]")))
+            shown["logprobs"] = {"content": content, "refusal": None}
+        return shown
 
 
 class _Parts:
@@ -166,7 +175,8 @@ class _Parts:
         self.sound_bytes = 0
         #: Each with its type.
         self.pictures: list[tuple[bytes, str]] = []
-        self.logprobs: tuple[TokenLogprobs, ...] = ()
+        #: As JSON without its brackets: an entry for each token, several in each piece.
+        self.logprobs: list[bytes] = []
 
 
 class StreamedAnswer(Answer):
@@ -200,10 +210,11 @@ class StreamedAnswer(Answer):
         elif output.data:
             data, mime = output.data, output.mime
             picture = partial(self._chunk, choice, output.modality, lambda: {"content": [image_part(data, mime)]})
-            yield await _event(picture, len(data))
-        elif output.text or output.logprobs:
+            yield await encode_event(picture, len(data))
+        elif output.text or self.logprobs(output):
             words = self._words(choice, output.text)
-            yield event_of(self._chunk(choice, "text", lambda: words, logprobs=output.logprobs))
+            chunk = partial(self._chunk, choice, "text", lambda: words, logprobs=self.logprobs(output))
+            yield await encode_event(chunk, output.size_bytes)
 
     def last(self, *, usage: bool, timings: bool) -> bytes:
         """The last event, with the token counts, the timings or both."""
@@ -244,7 +255,7 @@ class StreamedAnswer(Answer):
         def delta() -> dict[str, Any]:
             return {"audio": {"data": base64.b64encode(data).decode()}}
 
-        return await _event(partial(self._chunk, choice, "audio", delta), len(data))
+        return await encode_event(partial(self._chunk, choice, "audio", delta), len(data))
 
     def _words(self, choice: Choice, text: str) -> dict[str, Any]:
         """Words as text, and as the transcript of the sound that comes with them."""
@@ -269,16 +280,9 @@ class StreamedAnswer(Answer):
             delta = {"role": "assistant", **delta}
         shown: dict[str, Any] = {"index": choice.index, "delta": delta, "finish_reason": finish_reason}
         if logprobs:
-            shown["logprobs"] = shown_logprobs(logprobs, self.top_logprobs)
+            shown["logprobs"] = {"content": shown_places(logprobs, self.top_logprobs or 0), "refusal": None}
         more = {"usage": self.usage.shown()} if self._counts_each else {}
         return {**self.head, "object": "chat.completion.chunk", "modality": modality, "choices": [shown], **more}
-
-
-async def _event(make_chunk: Callable[[], dict[str, Any]], size_bytes: int) -> bytes:
-    """An event with so many bytes of a file in it."""
-    if size_bytes < _LONG_BYTES:
-        return event_of(make_chunk())
-    return await asyncio.to_thread(lambda: event_of(make_chunk()))
 
 
 def image_part(data: bytes, mime: str) -> dict[str, Any]:
@@ -287,13 +291,13 @@ def image_part(data: bytes, mime: str) -> dict[str, Any]:
     return {"type": kind, kind: {"url": f"data:{mime};base64,{base64.b64encode(data).decode()}"}}
 
 
-def shown_logprobs(places: Sequence[TokenLogprobs], top: int) -> dict[str, Any]:
+def shown_places(places: Sequence[TokenLogprobs], top: int) -> list[dict[str, Any]]:
     """Log probabilities as chats have them: of each token that was drawn, and of the ``top`` likeliest in its place."""
     content = []
     for place in places:
         likeliest = sorted((each for each in place if each.rank <= top), key=lambda each: each.rank)
         content.append({**_token(place[0]), "top_logprobs": [_token(each) for each in likeliest]})
-    return {"content": content, "refusal": None}
+    return content
 
 
 def _token(token: TokenLogprob) -> dict[str, Any]:

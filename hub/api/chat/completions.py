@@ -61,7 +61,7 @@ class ChatCompletions:
             *(came.exchange, self._route.model, Choices(self._modalities(chat), answers)),
             *(Usage(stage_ids, answers), self._sounds),
         )
-        more = {"sound_format": chat.sound_format, "top_logprobs": chat.top_logprobs or 0}
+        more = {"sound_format": chat.sound_format, "top_logprobs": (chat.top_logprobs or 0) if chat.logprobs else None}
         generation = self._route.generation(came, chat, asks)
         if not chat.stream:
             return await self._whole(chat, WholeAnswer(*given, **more), generation)

@@ -31,6 +31,10 @@ class DoorConfig:
     admin: OwnPort | None = None
     #: What opens it; None: a token is made at the start.
     admin_token: ApiKey | None = None
+    #: Whether the dashboard at that port may be looked at without the token.
+    dashboard_open: bool = False
+    #: The socket to the demo that has started this hub, which kills replicas when it is asked to; None: no demo has.
+    demo_fd: int | None = None
     #: The port for metrics; None: they are at the API's.
     metrics: OwnPort | None = None
     #: What opens the metrics; None: they are open.

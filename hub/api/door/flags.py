@@ -75,8 +75,8 @@ def add_door_options(parser: argparse.ArgumentParser) -> None:
         "--admin-port",
         type=int,
         metavar="PORT",
-        help="POST /admin/<method> at this port calls every replica: profiles, sleep, LoRA adapters; 0 takes a free one"
-        " (default: there is none)",
+        help="a dashboard for browsers at this port, and POST /admin/<method>, which calls every replica: profiles,"
+        " sleep, LoRA adapters; 0 takes a free one (default: there is none)",
     )
     admin.add_argument("--admin-host", metavar="HOST", help=f"the address of that port (default: {_ADMIN_HOST})")
     admin.add_argument(
@@ -85,6 +85,12 @@ def add_door_options(parser: argparse.ArgumentParser) -> None:
         help="the token that it asks for (default: $OMNI_ADMIN_TOKEN, else one is made, and the log names its file)",
     )
     admin.add_argument("--admin-api", action="store_true", help="the same as --admin-port 0")
+    admin.add_argument(
+        "--dashboard-open",
+        action="store_true",
+        help="who reaches that port may look at its dashboard without the token, and do nothing; on loopback only",
+    )
+    admin.add_argument("--demo-fd", type=int, help=argparse.SUPPRESS)
 
 
 def _add(group: argparse._ArgumentGroup, flag: str, **options: Any) -> None:
@@ -111,18 +117,24 @@ def check_door(arguments: argparse.Namespace) -> None:
         "--admin-port": arguments.admin_port is not None,
         "--admin-host": arguments.admin_host,
         "--admin-token-file": arguments.admin_token_file,
+        "--dashboard-open": arguments.dashboard_open,
+        "--demo-fd": arguments.demo_fd is not None,
     }
     if arguments.headless and (of_hub := [flag for flag, value in given.items() if value]):
         raise ConfigError(f"--headless has no HTTP API: leave out {', '.join(of_hub)}, or give it to a hub")
     _check_tls(arguments)
     has_admin = arguments.admin_api or arguments.admin_port is not None
-    for flag in ("--admin-host", "--admin-token-file"):
+    for flag in ("--admin-host", "--admin-token-file", "--dashboard-open", "--demo-fd"):
         if given[flag] and not has_admin:
             raise ConfigError(f"{flag} is about --admin-port: give that too, or leave it out")
     if arguments.admin_port is not None and not 0 <= arguments.admin_port <= 65535:
         raise ConfigError(f"--admin-port {arguments.admin_port} is none; take 0 to 65535")
     if arguments.admin_host is not None:
         check_host("--admin-host", arguments.admin_host)
+        for flag in ("--dashboard-open", "--demo-fd"):
+            if given[flag] and not is_loopback(arguments.admin_host):
+                text = f"{flag} is for loopback only, and --admin-host is {arguments.admin_host}: leave one of them out"
+                raise ConfigError(text)
     for word in filter(None, arguments.forwarded_allow_ips.split(",")):
         try:
             ipaddress.ip_network(word.strip(), strict=False)
@@ -165,6 +177,8 @@ def read_door(arguments: argparse.Namespace, environment: Mapping[str, str], mov
         tls=tls,
         admin=admin,
         admin_token=_token("admin", "--admin-token-file", arguments.admin_token_file, environment.get(ADMIN_VARIABLE)),
+        dashboard_open=arguments.dashboard_open,
+        demo_fd=arguments.demo_fd,
         metrics=metrics,
         metrics_token=_token("metrics", "--metrics-token-file", arguments.metrics_token_file, None),
         forwarded_allow_ips=arguments.forwarded_allow_ips,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from hub.api.admin.app import build_admin
 from hub.api.client_quota import ClientQuota
 from hub.api.cross_origin import WebPolicy, web_policy
+from hub.api.dashboard.routes import AdminSite, Dashboard
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from hub.api.dashboard.routes import DashboardParts
     from hub.api.door.config import DoorConfig, OwnPort
     from hub.api.door.keys import ApiKey
     from hub.api.server import HttpConfig
@@ -58,6 +60,7 @@ class Ports:
         self._stack = ExitStack()
         self._tasks: list[asyncio.Task[None]] = []
         self._servers: list[HttpServer] = []
+        self._dashboard: Dashboard | None = None
         self.keys = KeyRing(door.keys, from_etcd=door.keys_from_etcd)
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -71,25 +74,35 @@ class Ports:
         """Where the API is."""
         return self._api.url
 
-    def start(self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig) -> None:
-        """Serve the API and what else there is. Raise ConfigError if the token for operators can't be written."""
+    def start(self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig, parts: DashboardParts | None = None) -> None:
+        """Serve the API and what else there is. Raise ConfigError if the token for operators can't be written.
+
+        ``parts``: of the dashboard at the port for operators; None: there is none.
+        """
         door, metrics = self._door, None
         if door.metrics_token is not None:
             metrics = KeyRing([door.metrics_token])
         locks = Locks(self.keys if door.asks_for_key else None, metrics, metrics_moved=self._metrics is not None)
-        self._serve(omni, app, locks, self._api, http)
+        self._serve_locked(omni, app, locks, self._api, http)
         # The ports of operators check the Host by themselves, and have no clients to bound.
         operators = replace(http, policy=WebPolicy(), most_per_client=0)
         if self._metrics is not None and door.metrics is not None:
             locks, policy = Locks(metrics=metrics), web_policy(door.metrics.host, (), ())
-            self._serve(omni, OnlyMetrics(app), locks, self._metrics, replace(operators, policy=policy))
+            metered = replace(operators, policy=policy)
+            self._serve_locked(omni, OnlyMetrics(app), locks, self._metrics, metered)
             logger.info("hub.metrics url=%s/metrics", self._metrics.url)
         if self._admin is not None and door.admin is not None:
             names = (door.admin.host, socket.gethostname())
-            locks = Locks(KeyRing([door.admin_token or self._make_token(self._admin)]))
+            ring = KeyRing([door.admin_token or self._make_token(self._admin)])
+            calls: ASGIApp = Door(build_admin(omni), Locks(ring), omni.hub_metrics.count_key, omni.rejections.count)
+            if parts is not None:
+                self._dashboard = Dashboard(parts, ring, omni.rejections.count, is_open=door.dashboard_open)
+                calls = AdminSite(calls, self._dashboard.app())
             # The check of the Host is outermost: a page that came in by another name learns nothing.
-            self._serve(omni, build_admin(omni), locks, self._admin, operators, names)
+            self._serve(omni, OwnHostOnly(calls, names), self._admin, operators)
             logger.info("hub.admin url=%s/admin/", self._admin.url)
+            if parts is not None:
+                logger.info("hub.dashboard url=%s/dashboard/", self._admin.url)
         if self._tls is not None and door.tls is not None:
             self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
 
@@ -97,6 +110,9 @@ class Ports:
         """Stop all servers, as HttpServer.stop does. Idempotent."""
         for task in self._tasks:
             task.cancel()
+        if self._dashboard is not None:
+            # Its streams have no end of their own.
+            self._dashboard.close()
         await asyncio.gather(*(server.stop() for server in self._servers))
 
     def hurry(self) -> None:
@@ -120,22 +136,14 @@ class Ports:
     def _bind_own(self, port: OwnPort | None, name: str) -> _Port | None:
         return None if port is None else self._bind(port.host, port.port, f"--{name}-port", f"--{name}-host")
 
-    def _serve(
-        self,
-        omni: AsyncOmni,
-        app: ASGIApp,
-        locks: Locks,
-        port: _Port,
-        http: HttpConfig,
-        own_names: tuple[str, ...] = (),
-    ) -> None:
+    def _serve_locked(self, omni: AsyncOmni, app: ASGIApp, locks: Locks, port: _Port, http: HttpConfig) -> None:
         if http.most_per_client:
             # Behind the door, where it is known whose key the client has.
             app = ClientQuota(app, http.most_per_client)
-        guarded: ASGIApp = Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count)
-        if own_names:
-            guarded = OwnHostOnly(guarded, own_names)
-        server = HttpServer(omni, guarded, http, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips)
+        self._serve(omni, Door(app, locks, omni.hub_metrics.count_key, omni.rejections.count), port, http)
+
+    def _serve(self, omni: AsyncOmni, app: ASGIApp, port: _Port, http: HttpConfig) -> None:
+        server = HttpServer(omni, app, http, tls=self._tls, forwarded_allow_ips=self._door.forwarded_allow_ips)
         server.start(port.listeners)
         self._servers.append(server)
 

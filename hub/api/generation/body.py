@@ -1,8 +1,10 @@
-"""The body of a request: read within bounds, and decoded from JSON."""
+"""Bodies: of a request, read within bounds and decoded from JSON; of an answer, bounded and encoded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -21,6 +23,8 @@ MAX_BODY_BYTES: Final = 3 << 20
 MAX_DROPPED_BYTES: Final = 64 << 20
 #: Bytes of a whole answer, as they are sent.
 _MOST_ANSWER_BYTES: Final = 128 << 20
+#: From so many bytes on an answer, or a piece of it, is encoded in a thread: the hub's loop must go on meanwhile.
+_LONG_BYTES: Final = 1 << 20
 
 
 class AnswerSize:
@@ -36,6 +40,18 @@ class AnswerSize:
         if self.size_bytes > _MOST_ANSWER_BYTES:
             most_mib = _MOST_ANSWER_BYTES >> 20
             raise EngineFailedError(f"the answer is longer than {most_mib} MiB: ask for it with {self._instead}")
+
+
+async def encode_body(make: Callable[[], Any], size_bytes: int) -> bytes:
+    """What ``make`` returns as JSON, of about ``size_bytes``. It is called in a thread if that is much."""
+    if size_bytes < _LONG_BYTES:
+        return msgspec.json.encode(make())
+    return await asyncio.to_thread(lambda: msgspec.json.encode(make()))
+
+
+async def encode_event(make: Callable[[], Any], size_bytes: int) -> bytes:
+    """One server-sent event, in the same way."""
+    return b"".join((b"data: ", await encode_body(make, size_bytes), b"\n\n"))
 
 
 async def read_body(request: Request) -> bytes:

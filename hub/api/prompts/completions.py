@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from starlette.responses import Response
 
 from hub.api.errors import describe
-from hub.api.generation.body import AnswerSize, decode_body
+from hub.api.generation.body import AnswerSize, decode_body, encode_body, encode_event
 from hub.api.generation.fields import (
     MOST_ANSWERS,
     TextFields,
@@ -118,15 +119,14 @@ class Completions:
             async for number, output in generation:
                 received_at_s = max(received_at_s, output.received_at_s)
                 if answer.note(number, output):
-                    size.add(output.size_bytes)
-                    texts[number].append(output)
+                    shown = answer.shown(output)
+                    size.add(shown.size_bytes)
+                    texts[number].append(shown)
         finally:
             await generation.close()
         if generation.has_left:
             return generation.left_response
-        choices = [answer.choice(number, texts[number]) for number in sorted(texts)]
-        counts = {"usage": answer.usage.shown(), **answer.timings()}
-        body = msgspec.json.encode({**answer.head, "choices": choices, **counts})
+        body = await encode_body(partial(answer.whole, texts), size.size_bytes)
         return self._route.whole(body, received_at_s, answer.timings_s)
 
 
@@ -158,6 +158,15 @@ class _Completion:
         self.usage.add(number, output)
         return output.stage_id == self._stage_id
 
+    def shown(self, output: OmniOutput) -> OmniOutput:
+        """An output without log probabilities if the client has not asked for them."""
+        return replace(output, logprobs=()) if output.logprobs and self.asked.logprobs is None else output
+
+    def whole(self, texts: Mapping[int, Sequence[OmniOutput]]) -> dict[str, Any]:
+        """The body, of the outputs by the numbers of their requests."""
+        choices = [self.choice(number, texts[number]) for number in sorted(texts)]
+        return {**self.head, "choices": choices, "usage": self.usage.shown(), **self.timings()}
+
     def choice(self, number: int, outputs: Sequence[OmniOutput]) -> dict[str, Any]:
         """The choice of an answer, or a part of it."""
         offset = self._offsets[number]
@@ -171,6 +180,11 @@ class _Completion:
             "finish_reason": next((each.finish_reason for each in outputs if each.finish_reason is not None), None),
         }
 
+    def piece(self, number: int, output: OmniOutput, *, counts_each: bool) -> dict[str, Any]:
+        """The body of the event of an output, with the token counts so far if ``counts_each``."""
+        counts = {"usage": self.usage.shown()} if counts_each else {}
+        return {**self.head, "choices": [self.choice(number, [output])], **counts}
+
     def timings(self) -> dict[str, Any]:
         """``timings_s``, if they are asked for."""
         return {"timings_s": shown_timings(self.timings_s)} if self.asked.include_timings else {}
@@ -182,10 +196,12 @@ async def _events(
     options = answer.asked.stream_options
     counts_each = options is not None and options.continuous_usage_stats
     try:
-        async for number, output in generation.from_first(first):
+        async for number, came in generation.from_first(first):
+            output = answer.shown(came)
             if answer.note(number, output) and (output.text or output.logprobs or output.finish_reason is not None):
-                counts = {"usage": answer.usage.shown()} if counts_each else {}
-                yield event_of({**answer.head, "choices": [answer.choice(number, [output])], **counts})
+                yield await encode_event(
+                    partial(answer.piece, number, output, counts_each=counts_each), output.size_bytes
+                )
         if (options is not None and options.include_usage) or answer.asked.include_timings:
             counts = {"usage": answer.usage.shown()} if options is not None and options.include_usage else {}
             yield event_of({**answer.head, "choices": [], **counts, **answer.timings()})

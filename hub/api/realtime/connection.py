@@ -12,7 +12,7 @@ import base64
 import logging
 import time
 from collections import deque
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -28,7 +28,7 @@ from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
 from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
-from hub.api.realtime.conversation import read_samples
+from hub.api.realtime.conversation import memory_of, read_samples
 from hub.api.realtime.detector import VoiceDetector, detector_missing
 from hub.api.realtime.events import (
     BeginResponse,
@@ -45,7 +45,7 @@ from hub.api.realtime.events import (
 )
 from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.memory import SoundMemory
-from hub.api.realtime.schema import BufferAppend, ItemCreate, id_of, parse_event
+from hub.api.realtime.schema import BufferAppend, ItemCreate, ResponseCreate, SessionUpdate, id_of, parse_event
 from hub.api.realtime.settings import Abilities
 from hub.api.realtime.tools import tools_missing
 from hub.orchestrator.tracing import trace_headers
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
-    from omni_discovery.wire import ToolCall
+    from omni_discovery.wire import ToolAnswer, ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +69,12 @@ _SUBPROTOCOL: Final = "realtime"
 #: Events and bytes that may wait to be sent before nothing more is read or made.
 _MOST_WAITING: Final = 256
 _MOST_WAITING_BYTES: Final = 4 << 20
-#: The least time between the beginnings of two responses: a short event may have much sent to replicas.
-_LEAST_BETWEEN_S: Final = 0.05
+#: Words of one response, in UTF-8. Its last events show them whole, and clients' libraries refuse more than 1 MiB.
+_MOST_WORDS_BYTES: Final = 1_000_000
+#: The time between the beginnings of two responses: a short event may have much read, and sent to replicas. It is
+#: longer, up to a bound, the more the first has of the conversation.
+_LEAST_BETWEEN_S, _MOST_BETWEEN_S = 0.05, 0.75
+_KEPT_BYTES_PER_S: Final = 4_000_000
 #: WebSocket close codes: normal, policy violation, internal error.
 _OK, _REFUSED, _FAILURE = 1000, 1008, 1011
 #: How long the last events may take to be sent to a client that does not read.
@@ -201,7 +205,6 @@ class _Connection:
             if not still_opens(self._websocket.scope):
                 raise UnauthorizedError(is_missing=False)
             await self._take(message.get("text"))
-            self._realtime.memory.hold(self, self._machine.size_bytes)
 
     async def _next_message(self) -> dict[str, Any]:
         """The next message. Raise InputTimeoutError if there is none for too long, and nothing is being made."""
@@ -218,18 +221,24 @@ class _Connection:
             waiting.cancel()
 
     async def _take(self, text: str | None) -> None:
-        try:
-            with self._omni.rejections.counted():
-                event = parse_event(text)
-                if isinstance(event, BufferAppend | ItemCreate):
-                    self._realtime.memory.check_room(len(text or ""))
-        except RequestError as error:
-            self._put(EventFailed(error, id_of(text)))
-            return
-        if isinstance(event, BufferAppend):
-            await self._hear(event)
-        else:
-            await self._perform(event)
+        with ExitStack() as stack:
+            try:
+                with self._omni.rejections.counted():
+                    event = parse_event(text)
+                    if isinstance(event, BufferAppend | ItemCreate | SessionUpdate):
+                        # Until it is held: other sessions' events are taken while this one waits.
+                        stack.enter_context(self._realtime.memory.room_for(memory_of(text or "")))
+            except RequestError as error:
+                self._put(EventFailed(error, id_of(text)))
+                return
+            if isinstance(event, BufferAppend):
+                await self._hear(event)
+            else:
+                await self._perform(event)
+            self._note_memory()
+
+    def _note_memory(self) -> None:
+        self._realtime.memory.hold(self, self._machine.size_bytes)
 
     async def _hear(self, event: BufferAppend) -> None:
         """Take sound in."""
@@ -265,6 +274,10 @@ class _Connection:
 
     async def _perform(self, event: RealtimeEvent) -> None:
         """Apply an event, and carry out what follows."""
+        is_asked = isinstance(event, ResponseCreate)
+        if is_asked:
+            # Also one that fails has the conversation read.
+            await self._pause()
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
@@ -274,11 +287,18 @@ class _Connection:
                 case BeginResponse():
                     if self._input_wait is not None:
                         self._input_wait(False)
-                    await asyncio.sleep(self._next_s - time.monotonic())
-                    self._next_s = time.monotonic() + _LEAST_BETWEEN_S
+                    if not is_asked:
+                        await self._pause()
+                    between_s = max(_LEAST_BETWEEN_S, action.kept_bytes / _KEPT_BYTES_PER_S)
+                    self._next_s = time.monotonic() + min(between_s, _MOST_BETWEEN_S)
                     self._making = asyncio.create_task(self._respond(action), name="RealtimeResponse")
                 case EndResponse():
                     self._end_response()
+
+    async def _pause(self) -> None:
+        """Wait until a response may be asked for."""
+        await asyncio.sleep(self._next_s - time.monotonic())
+        self._next_s = time.monotonic() + _LEAST_BETWEEN_S
 
     async def _encode(self, action: EncodeSounds) -> None:
         files: list[tuple[str, str]] = []
@@ -336,9 +356,14 @@ class _Connection:
             async for output in outputs:
                 exchange.note_output(output)
                 await self._show(begin.response_id, output, made)
+                if made.is_full:
+                    text = "realtime.words_cut request=%s replicas=%s most_bytes=%d"
+                    logger.warning(text, exchange.request_id, exchange.replicas, _MOST_WORDS_BYTES)
+                    break
         if rest := await self._realtime.sounds.finished(made.sound):
             await self._perform(SoundMade(begin.response_id, rest))
-        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut, calls=made.calls))
+        is_cut = made.is_cut or made.is_full
+        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), is_cut, calls=made.calls))
 
     async def _show(self, response_id: str, output: OmniOutput, made: _Made) -> None:
         if not made.takes(output):
@@ -346,6 +371,7 @@ class _Connection:
         await self._outbox.room()
         if words := made.words_of(output):
             await self._perform(WordsMade(response_id, words))
+            self._note_memory()
         if output.data:
             async for samples in self._realtime.sounds.encoded(made.sound, output.data):
                 if samples:
@@ -364,11 +390,17 @@ class _Made:
         self._choices = Choices(self.modalities)
         self._usage = Usage([stage.stage_id for stage in realtime.deploy.stages])
         self.is_cut = False
+        self._room_bytes = _MOST_WORDS_BYTES
         #: What may be called, as the first stage gets it; and what is.
         self.tools = begin.settings.tools.inputs()
         self.calls: Sequence[ToolCall] = ()
         #: Words that may turn out to be a call.
         self._held: list[str] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more words have come than a response may have."""
+        return self._room_bytes < 0
 
     def chat(self) -> ChatRequest:
         """The same, as a chat would ask it."""
@@ -392,18 +424,31 @@ class _Made:
         return True
 
     def words_of(self, output: OmniOutput) -> str:
-        """The words that are shown by an output that it takes: where tools may be called, all of them at the end."""
+        """The words that are shown by an output that it takes, as far as they have room.
+
+        Where tools may be called, all of them come at the end.
+        """
+        words = self._within(output.text)
         if not self.tools:
-            return output.text
-        self._held.append(output.text)
-        if output.finish_reason is None or output.modality != "text":
+            return words
+        self._held.append(words)
+        is_whole = output.finish_reason is not None and output.modality == "text"
+        if not (is_whole or self.is_full):
             return ""
         words, called = "".join(self._held), output.called
         self._held.clear()
-        if called is None:
+        if called is None or self.is_full:
+            return words
+        self._room_bytes = _MOST_WORDS_BYTES - _size_of(called)
+        if self.is_full:
             return words
         self.calls = called.calls
         return called.content
+
+    def _within(self, text: str) -> str:
+        words, room_bytes = text.encode(errors="replace"), self._room_bytes
+        self._room_bytes -= len(words)
+        return words[:room_bytes].decode(errors="ignore") if self.is_full else text
 
     def shown_usage(self) -> dict[str, Any]:
         """The token counts, as responses have them."""
@@ -416,6 +461,11 @@ class _Made:
             "output_tokens": made,
             "output_token_details": {"text_tokens": made - sound, "audio_tokens": sound},
         }
+
+
+def _size_of(called: ToolAnswer) -> int:
+    texts = [called.content, *(call.name + call.arguments for call in called.calls)]
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 class _Outbox:

@@ -19,10 +19,16 @@ BYTES_PER_MS: Final = 48
 _MOST_BYTES: Final = 2_900_000
 #: Seconds of sound that replicas unpack for one request.
 _MOST_SOUND_MS: Final = 600_000
-#: Memory of an item beside its texts and sounds.
+#: Memory of an item beside its parts, and of a part beside its texts and sounds.
 _ITEM_BYTES: Final = 500
+_PART_BYTES: Final = 150
 #: How many characters of a transcript a second of sound holds, where the sound is not whole yet.
 _CHARACTERS_PER_S: Final = 15
+
+
+def memory_of(text: str) -> int:
+    """The memory of a text, in bytes: beyond ASCII up to four a character, and those of its UTF-8 once it is sent."""
+    return len(text) if text.isascii() else 5 * len(text)
 
 
 @dataclass(slots=True)
@@ -42,6 +48,11 @@ class Content:
     @property
     def size_bytes(self) -> int:
         """Its memory, about."""
+        return _PART_BYTES + memory_of(self.text) + len(self.sound) + memory_of(self.image_url)
+
+    @property
+    def length(self) -> int:
+        """Its characters."""
         return len(self.text) + len(self.sound) + len(self.image_url)
 
     def shown(self) -> dict[str, Any]:
@@ -87,11 +98,19 @@ class ConversationItem:
     name: str = ""
     #: The arguments of a call, or what the function has said.
     value: str = ""
+    #: What a conversation that holds it counts it as, and how many parts, one at least; 0: none holds it.
+    counted_bytes: int = 0
+    counted_parts: int = 0
 
     @property
     def size_bytes(self) -> int:
         """Its memory, about."""
-        return _ITEM_BYTES + len(self.value) + sum(part.size_bytes for part in self.content)
+        return _ITEM_BYTES + memory_of(self.value) + sum(part.size_bytes for part in self.content)
+
+    @property
+    def length(self) -> int:
+        """Its characters, and some for itself."""
+        return _ITEM_BYTES + len(self.value) + sum(part.length for part in self.content)
 
     def shown(self) -> dict[str, Any]:
         """As clients see it."""
@@ -133,8 +152,8 @@ class Conversation:
     def __init__(self, bounds: RealtimeBounds) -> None:
         self._bounds = bounds
         self._items: list[ConversationItem] = []
-        #: Memory of all items when one was last put in, taken out or cut.
-        self.size_bytes = 0
+        #: Memory of all items, and the number of their parts: each as it was counted last.
+        self.size_bytes = self.parts = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -170,38 +189,57 @@ class Conversation:
     def add(self, item: ConversationItem, place: int) -> str | None:
         """Put an item in; return the id of the one before it."""
         self._items.insert(place, item)
-        self.recount()
+        self._count(item)
         return self._items[place - 1].item_id if place else None
 
     def remove(self, item_id: str) -> None:
         """Take an item out. Raise InvalidRequestError if there is none."""
-        self._items.remove(self.find(item_id))
-        self.recount()
+        item = self.find(item_id)
+        self._items.remove(item)
+        self._forget(item)
 
-    def make_room(self, size_bytes: int, *, truncates: bool) -> list[str]:
+    def make_room(self, size_bytes: int, *, truncates: bool, parts: int = 1) -> list[str]:
         """Take the oldest items out until one of this size has room, if ``truncates``; return their ids.
 
         Raise OverloadedError if there is none.
         """
         bounds = self._bounds
         removed: list[str] = []
-        if size_bytes + _ITEM_BYTES > bounds.max_item_bytes:
+        if size_bytes + _ITEM_BYTES > bounds.max_item_bytes or parts > bounds.max_parts:
             most_mib = bounds.max_item_bytes / (1 << 20)
-            raise InvalidRequestError(f"this item is too large: a conversation holds {most_mib:g} MiB", 413)
+            raise InvalidRequestError(
+                f"this item is too large: a conversation holds {most_mib:g} MiB and {bounds.max_parts} parts", 413
+            )
         while (
-            len(self._items) >= bounds.max_items or self.size_bytes + size_bytes + _ITEM_BYTES > bounds.max_item_bytes
+            len(self._items) >= bounds.max_items
+            or self.size_bytes + size_bytes + _ITEM_BYTES > bounds.max_item_bytes
+            or self.parts + parts > bounds.max_parts
         ):
             if not truncates:
                 raise OverloadedError(
                     "this conversation is full: delete items, or let the oldest go with 'truncation': 'auto'"
                 )
-            removed.append(self._items.pop(0).item_id)
-            self.recount()
+            oldest = self._items.pop(0)
+            self._forget(oldest)
+            removed.append(oldest.item_id)
         return removed
 
-    def recount(self) -> None:
-        """Note how much memory the items take."""
-        self.size_bytes = sum(item.size_bytes for item in self._items)
+    def recount(self, item: ConversationItem) -> None:
+        """Note that an item has changed; nothing if it has been taken out."""
+        if item.counted_bytes:
+            self._forget(item)
+            self._count(item)
+
+    def _count(self, item: ConversationItem) -> None:
+        # Kept, so that one change costs one item: all of them may have thousands of parts.
+        item.counted_bytes, item.counted_parts = item.size_bytes, max(1, len(item.content))
+        self.size_bytes += item.counted_bytes
+        self.parts += item.counted_parts
+
+    def _forget(self, item: ConversationItem) -> None:
+        self.size_bytes -= item.counted_bytes
+        self.parts -= item.counted_parts
+        item.counted_bytes = item.counted_parts = 0
 
 
 def messages_of(items: Sequence[ConversationItem], instructions: str, *, truncates: bool) -> list[dict[str, Any]]:
@@ -210,13 +248,13 @@ def messages_of(items: Sequence[ConversationItem], instructions: str, *, truncat
     Raise InvalidRequestError if there is nothing to answer, or without ``truncates`` if not all fit.
     """
     kept: list[dict[str, Any]] = []
-    size_bytes, sound_ms, sounds, pictures = len(instructions), 0, 0, 0
+    length, sound_ms, sounds, pictures = len(instructions), 0, 0, 0
     for item in reversed(items):
-        size_bytes += item.size_bytes
+        length += item.length
         sound_ms += sum(part.sound_ms for part in item.content if part.kind == "input_audio")
         sounds += sum(part.kind == "input_audio" for part in item.content)
         pictures += sum(part.kind == "input_image" for part in item.content)
-        if size_bytes > _MOST_BYTES or sound_ms > _MOST_SOUND_MS or sounds > MAX_SOUNDS or pictures > MAX_PICTURES:
+        if length > _MOST_BYTES or sound_ms > _MOST_SOUND_MS or sounds > MAX_SOUNDS or pictures > MAX_PICTURES:
             if not truncates or not kept:
                 raise InvalidRequestError(
                     "the conversation is too long for one request: delete items, or let the oldest be left out with "

@@ -98,6 +98,8 @@ class BeginResponse:
     response_id: str
     messages: list[dict[str, Any]]
     settings: SessionSettings
+    #: The memory of the items of the conversation that it may be given: what a short event can have sent.
+    kept_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

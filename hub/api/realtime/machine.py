@@ -16,6 +16,7 @@ from hub.api.realtime.conversation import (
     Content,
     Conversation,
     ConversationItem,
+    memory_of,
     messages_of,
     read_item,
 )
@@ -45,6 +46,7 @@ from hub.api.realtime.schema import (
     ItemRetrieve,
     ItemTruncate,
     NewItem,
+    NewMessage,
     ResponseCancel,
     ResponseCreate,
     ResponseFields,
@@ -85,7 +87,7 @@ class RealtimeMachine:
     """One session. ``name`` makes its ids different from those of others; ``expires_at`` is wall-clock seconds."""
 
     def __init__(self, name: str, abilities: Abilities, bounds: RealtimeBounds, expires_at: int) -> None:
-        self._name, self._abilities, self._expires_at = name, abilities, expires_at
+        self._name, self._abilities, self._bounds, self._expires_at = name, abilities, bounds, expires_at
         self.settings = first_settings(abilities)
         self._listening = Listening(int(1000 * bounds.max_turn_s))
         self.conversation = Conversation(bounds)
@@ -103,8 +105,11 @@ class RealtimeMachine:
     @property
     def size_bytes(self) -> int:
         """The memory of what it keeps, about."""
-        coming = sum(each.size_bytes for each in self._coming.values())
-        return self._listening.size_bytes + self.conversation.size_bytes + coming
+        coming = sum(each.size_bytes + each.item.size_bytes for each in self._coming.values())
+        # The conversation counts the item of a response when it is whole.
+        made = self._response.item.size_bytes if self._response is not None else 0
+        said = memory_of(self.settings.instructions)
+        return self._listening.size_bytes + self.conversation.size_bytes + coming + made + said
 
     def begin(self) -> list[RealtimeAction]:
         """What the client gets first."""
@@ -257,7 +262,9 @@ class RealtimeMachine:
 
     def _add(self, item: ConversationItem, previous: str | None) -> list[RealtimeAction]:
         """Put an item into the conversation, from which the oldest may have to go for it."""
-        removed = self.conversation.make_room(item.size_bytes, truncates=self.settings.truncates)
+        removed = self.conversation.make_room(
+            item.size_bytes, truncates=self.settings.truncates, parts=len(item.content)
+        )
         place = self.conversation.place_after(None if previous in removed else previous)
         before = self.conversation.add(item, place)
         more = {"previous_item_id": before, "item": item.shown()}
@@ -286,7 +293,7 @@ class RealtimeMachine:
 
     def _cut(self, item: ConversationItem, content: Content, index: int, end_ms: int, *, is_whole: bool) -> SendEvent:
         content.cut(end_ms, is_whole=is_whole)
-        self.conversation.recount()
+        self.conversation.recount(item)
         what = {"item_id": item.item_id, "content_index": index, "audio_end_ms": end_ms}
         return self._send({"type": "conversation.item.truncated", **what})
 
@@ -313,17 +320,23 @@ class RealtimeMachine:
         self._response = response
         return [
             self._send({"type": "response.created", "response": response.shown()}),
-            BeginResponse(response.response_id, messages, settings),
+            BeginResponse(response.response_id, messages, settings, sum(item.counted_bytes for item in items)),
         ]
 
     def _input(self, given: Sequence[NewItem | ItemReference]) -> list[ConversationItem]:
         """The items that a response is given in place of the conversation."""
         items = []
+        kept = {item.item_id: item for item in self.conversation}
+        parts = 0
         for each in given:
-            if isinstance(each, ItemReference):
-                items.append(self.conversation.find(each.id))
+            named = (kept.get(each.id) or self.conversation.find(each.id)) if isinstance(each, ItemReference) else each
+            parts += len(named.content) if isinstance(named, ConversationItem | NewMessage) else 1
+            if parts > self._bounds.max_parts:
+                raise InvalidRequestError(f"'response.input': it has more than {self._bounds.max_parts} parts")
+            if isinstance(named, ConversationItem):
+                items.append(named)
                 continue
-            item, sounds = read_item(each, each.id or self._new_id("item"))
+            item, sounds = read_item(named, named.id or self._new_id("item"))
             if sounds:
                 raise InvalidRequestError(
                     "'response.input': give sound by 'conversation.item.create', and name that item here"
@@ -385,7 +398,7 @@ class RealtimeMachine:
 
     def _finish(self, response: SpokenResponse, status: str, calls: Sequence[ToolCall] = ()) -> list[RealtimeAction]:
         self._response = None
-        self.conversation.recount()
+        self.conversation.recount(response.item)
         actions: list[RealtimeAction] = [*map(self._send, response.end(status, self._before(response.item)))]
         for call in calls:
             actions += self._call(response, call)
@@ -400,7 +413,7 @@ class RealtimeMachine:
             removed = self.conversation.make_room(0, truncates=True)
             before = self.conversation.add(item, len(self.conversation))
         events = response.call(item, call.arguments, before)
-        self.conversation.recount()
+        self.conversation.recount(item)
         return [*map(self._deleted, removed), *map(self._send, events)]
 
     def _before(self, item: ConversationItem) -> str | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from omni_discovery.errors import OverloadedError
 
@@ -15,10 +16,16 @@ class SoundMemory:
         self._held: dict[Hashable, int] = {}
         self.held_bytes = 0
 
-    def check_room(self, size_bytes: int) -> None:
-        """Raise OverloadedError if there is no room for so many bytes more."""
+    @contextmanager
+    def room_for(self, size_bytes: int) -> Iterator[None]:
+        """Keep room for so many bytes more, until their session holds them. Raise OverloadedError if there is none."""
         if self.held_bytes + size_bytes > self._most:
             raise OverloadedError("the conversations of this hub take all memory that they may: try again later", 5.0)
+        self.held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self.held_bytes -= size_bytes
 
     def hold(self, session: Hashable, size_bytes: int) -> None:
         """Note what a session holds now."""

@@ -18,11 +18,12 @@ from vllm.v1.engine.input_processor import InputProcessor
 from hub.api.exchange import current_exchange
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
-from hub.api.vllm.fan_out import announce, in_flight, merged
+from hub.api.vllm.fan_out import announce, answer_size, in_flight, merged
 from hub.api.vllm.forms import without_form
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
 from hub.api.vllm.serving import ServingHub
+from hub.request.outputs import logprobs_bytes
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError, StageUnavailableError
 
 if TYPE_CHECKING:
@@ -210,9 +211,16 @@ class _Answer:
         #: By answer.
         self._of_prompt = {index: PromptLogprobs() for index in with_prompt}
         self._open = set(range(params.n))
+        #: Their texts in pieces, until they have ended.
+        self._texts: list[list[str]] = [[] for _ in self._answers]
+        self._size = answer_size(is_streamed=self._kind == RequestOutputKind.DELTA)
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
-        """Add one output of an answer; return the output for vLLM's server, None if it waits for more."""
+        """Add one output of an answer; return the output for vLLM's server, None if it waits for more.
+
+        Raise EngineFailedError if all answers together are too long, or log probabilities are missing.
+        """
+        self._count(output)
         if output.finish_reason is not None:
             self._open.discard(index)
         if output.prompt_token_ids:
@@ -229,13 +237,23 @@ class _Answer:
         so_far = self._answers[index]
         if logprobs is not None:
             so_far.logprobs, so_far.cumulative_logprob = logprobs.places, logprobs.total
-        so_far.text += piece.text
+        self._texts[index].append(piece.text)
         self._token_ids[index].extend(piece.token_ids)
         so_far.finish_reason, so_far.stop_reason = piece.finish_reason, piece.stop_reason
+        if self._kind == RequestOutputKind.CUMULATIVE or piece.finish_reason is not None:
+            so_far.text = "".join(self._texts[index])
         if self._kind == RequestOutputKind.CUMULATIVE:
             shown = so_far.logprobs[:] if so_far.logprobs is not None else None
             return self._made(index, [replace(so_far, token_ids=so_far.token_ids[:], logprobs=shown)])
         return None if self._open else self._made(index, self._answers)
+
+    def _count(self, output: OmniOutput) -> None:
+        """Count what is kept of an output: log probabilities of the prompt even if all else is passed on."""
+        kept_bytes = logprobs_bytes(output.prompt_logprobs) if self._of_prompt else 0
+        if self._kind != RequestOutputKind.DELTA:
+            kept_bytes += len(output.text) + 8 * len(output.token_ids)
+            kept_bytes += logprobs_bytes(output.logprobs) if self._logprobs is not None else 0
+        self._size.add(kept_bytes)
 
     def _made(self, index: int, outputs: list[CompletionOutput]) -> RequestOutput:
         of_prompt = self._of_prompt.get(index) or self._of_prompt.get(0)

@@ -70,7 +70,7 @@ class HubHeaders:
         """See ASGI."""
         retry_after_s: list[float] = []
         _retry_after_s.set(retry_after_s)
-        fan_out.start_http_request()
+        fan_out.start_http_request(is_websocket=scope["type"] == "websocket")
         forms.start_http_request()
         body, has_begun = Body(scope, receive), False
 

@@ -1,4 +1,4 @@
-"""Fan-out of one HTTP request into many requests to replicas: how many in all, how many at once, their outputs merged.
+"""Fan-out of one HTTP request into many requests to replicas: how many, how many at once, how large, and merged.
 
 vLLM's server sends all texts, or prompts, of a request to its engine at the same time, and has the engine queue them. A
 hub would refuse those beyond its bounds, and with them the whole request, however often it is retried.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from hub.api.exchange import current_exchange
+from hub.api.generation.body import AnswerSize
 from omni_discovery.errors import InvalidRequestError
 
 #: Requests to replicas that one HTTP request may have in flight; an idle hub admits as many.
@@ -25,6 +26,8 @@ MAX_IN_ALL: Final = 16384
 @dataclass(slots=True)
 class _Budget:
     free: asyncio.Semaphore
+    #: What is kept of the answer; None for a WebSocket, where many answers come one after the other.
+    size: AnswerSize | None
     #: Requests that were announced and have not ended.
     announced: int = 0
 
@@ -32,10 +35,21 @@ class _Budget:
 _budget: Final[ContextVar[_Budget | None]] = ContextVar("budget", default=None)
 
 
-def start_http_request() -> None:
+def start_http_request(*, is_websocket: bool = False) -> None:
     """Give the current context, that of one HTTP request, a budget of its own, within the cap of its client."""
     most = current_exchange().most_answers or MAX_AT_ONCE
-    _budget.set(_Budget(asyncio.Semaphore(min(MAX_AT_ONCE, most))))
+    size = None if is_websocket else _new_size()
+    _budget.set(_Budget(asyncio.Semaphore(min(MAX_AT_ONCE, most)), size))
+
+
+def answer_size(*, is_streamed: bool) -> AnswerSize:
+    """The size of what is kept for one answer: of an HTTP request all answers together, unless they are streamed."""
+    budget = _budget.get()
+    return _new_size() if is_streamed or budget is None or budget.size is None else budget.size
+
+
+def _new_size() -> AnswerSize:
+    return AnswerSize("'stream': true, or for less in one request")
 
 
 def announce(requests: int) -> None:

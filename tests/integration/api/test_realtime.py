@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from hub.api.audio.threads import EncoderThreads
 from hub.api.door.guard import Door, Locks
 from hub.api.door.keys import KeyRing
 from hub.api.routes import build_app
@@ -379,3 +380,116 @@ async def test_a_client_that_reads_nothing_is_waited_for(hub: Served) -> None:
         assert len(hub.omni._queues) == 1
         slow.transport.abort()
         await until(lambda: not hub.omni._queues, WAIT_S)
+
+
+def _message(*texts: str, **fields: Any) -> str:
+    content = [{"type": "input_text", "text": each} for each in texts]
+    item = {"type": "message", "role": "user", "content": content}
+    return json.dumps({"type": "conversation.item.create", "item": {**item, **fields}})
+
+
+@pytest.mark.attack("M1")
+async def test_items_of_hundreds_of_empty_parts_push_out_the_oldest(hub: Served) -> None:
+    """1. 20 items of 256 parts, of which 16 have room; 2. each that is too much is told; 3. an answer as always"""
+    async with plain(hub) as connection:
+        for number in range(20):
+            await connection.send(_message(*[""] * 256, id=f"item-{number}"))
+        gone = [(await hear(connection, "conversation.item.deleted"))["item_id"] for _ in range(4)]
+        assert gone == [f"item-{number}" for number in range(4)]
+        update = '{"type": "session.update", "session": {"type": "realtime", "truncation": "disabled"}}'
+        await connection.send(update)
+        await connection.send(_message("one more"))
+        assert "is full" in (await hear(connection, "error"))["error"]["message"]
+        await connection.send('{"type": "conversation.item.delete", "item_id": "item-19"}')
+        await connection.send(_message("fine"))
+        await connection.send('{"type": "response.create"}')
+        assert (await hear(connection, "response.done"))["response"]["status"] == "completed"
+
+
+@pytest.mark.attack("M2")
+async def test_words_without_end_are_cut_and_the_stage_is_freed(hub: Served) -> None:
+    """Each word is 600 kB. The events of the response are of up to 1 MiB, which is what OpenAI's library takes."""
+    async with plain(hub, max_size=None) as connection:
+        for _ in range(2):
+            await connection.send(_message(" ".join(letter * 600_000 for letter in "abc")))
+            await connection.send('{"type": "response.create", "response": {"output_modalities": ["text"]}}')
+            words = "".join([(await hear(connection, "response.output_text.delta"))["delta"] for _ in range(2)])
+            assert words == "a" * 600_000 + " " + "b" * 399_999
+            assert (await hear(connection, "response.output_text.done"))["text"] == words
+            done = await hear(connection, "response.done")
+            assert len(json.dumps(done)) < 1 << 20
+            response = done["response"]
+            assert (response["status"], response["output"][0]["status"]) == ("incomplete", "incomplete")
+            assert response["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+            await until(lambda: all(len(replica.loop) == 0 for replica in hub.replicas), WAIT_S)
+            await connection.send(_message("fine"))
+            await connection.send('{"type": "response.create"}')
+            assert (await hear(connection, "response.done"))["response"]["status"] == "completed"
+
+
+@pytest.mark.attack("M2")
+async def test_the_words_of_an_answer_are_held_while_it_is_made() -> None:
+    """1. room for a question of 400 kB and a short sound; 2. its answer is as long, and waits for its voice: no room"""
+    config = replace(CONFIG, realtime_bounds=RealtimeBounds(max_memory_bytes=700_000))
+    update = '{"type": "session.update", "session": {"turn_detection": null}}'
+    append = json.dumps({"type": "input_audio_buffer.append", "audio": _b64(bytes(96_000))})
+    async with served(LISTENER, config) as hub, plain(hub) as first, plain(hub) as second:
+        await first.send(_message("x" * 400_000 + " WAIT"))
+        await hear(first, "conversation.item.done")
+        await second.send(update)
+        await second.send(append)
+        await second.send('{"type": "input_audio_buffer.clear"}')
+        await hear(second, "input_audio_buffer.cleared")
+        await first.send('{"type": "response.create"}')
+        await hear(first, "response.output_audio_transcript.delta")
+        await hear(first, "response.output_audio.delta")
+        await second.send(append)
+        assert (await hear(second, "error"))["error"]["code"] == "overloaded"
+        await first.send('{"type": "response.cancel"}')
+        await hear(first, "response.done")
+        GO_ON.set()
+
+
+@pytest.mark.attack("M3")
+async def test_responses_are_begun_the_more_slowly_the_more_they_have_sent(hub: Served) -> None:
+    """Of 2.4 MB one each 0.6 s; and those that fail, because there is nothing to answer, one each 0.05 s."""
+    async with plain(hub, max_size=None) as connection:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for _ in range(11):
+            await connection.send('{"type": "response.create"}')
+            await hear(connection, "error")
+        assert loop.time() - began_s >= 0.45
+        await connection.send(_message("x" * 2_400_000))
+        began_s = loop.time()
+        for _ in range(4):
+            await connection.send('{"type": "response.create"}')
+            await connection.send('{"type": "response.cancel"}')
+            assert (await hear(connection, "response.done"))["response"]["status"] == "cancelled"
+        assert loop.time() - began_s >= 1.6
+
+
+@pytest.mark.attack("J2")
+async def test_sessions_that_come_at_once_get_no_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. the sound of the first is being encoded; 2. the second, for which there is no room beside it, is refused"""
+    go_on, is_encoding, encode = asyncio.Event(), asyncio.Event(), EncoderThreads.speech_file
+
+    async def wait(threads: EncoderThreads, samples: bytes) -> bytes:
+        is_encoding.set()
+        await go_on.wait()
+        return await encode(threads, samples)
+
+    monkeypatch.setattr(EncoderThreads, "speech_file", wait)
+    config = replace(CONFIG, realtime_bounds=RealtimeBounds(max_memory_bytes=200_000))
+    item = {"type": "message", "role": "user", "content": [{"type": "input_audio", "audio": _b64(bytes(96_000))}]}
+    create = json.dumps({"type": "conversation.item.create", "item": item})
+    async with served(LISTENER, config) as hub, plain(hub) as first, plain(hub) as second:
+        await first.send(create)
+        async with asyncio.timeout(WAIT_S):
+            await is_encoding.wait()
+        await second.send(create)
+        assert (await hear(second, "error"))["error"]["code"] == "overloaded"
+        go_on.set()
+        await hear(first, "conversation.item.done")
+        await second.send(create)
+        await hear(second, "conversation.item.done")

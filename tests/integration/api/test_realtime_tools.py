@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,20 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from websockets.asyncio.client import ClientConnection, connect
 
+from omni_discovery.wire import ToolAnswer, ToolCall
+from stage_runtime.engine_loop import check_output
+from stage_runtime.engines.base import EngineOutput
+from stage_runtime.engines.echo import engine
+from stage_runtime.engines.vllm.base import LlmStage
 from tests.support.engines import as_the_supervisor_has_it
 from tests.support.speaking import CALLER, LISTENER, served, spoken
-from tests.support.talking import Talk, sound_of, talking, words_of
+from tests.support.talking import WAIT_S, Talk, sound_of, talking, words_of
 from tests.support.tool_model import ASK, no_spaces, tool_stage, write_model
 
-# As the supervisor has it; threads that spin for each other make tiny models slow.
-torch.set_num_threads(1)
+#: Once vLLM has loaded, torch's own name for it does nothing.
+set_num_threads = torch.set_num_threads
 
 ADD: Any = {"type": "function", "name": "add", "description": "Add two numbers.", "parameters": {"type": "object"}}
 
@@ -58,10 +65,57 @@ async def test_a_pipeline_that_calls_nothing_says_what_is_missing() -> None:
         assert words_of(await talk.ask("fine")).strip() == "fine"
 
 
+@pytest.mark.attack("M2")
+async def test_words_and_calls_without_end_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. words that may turn out to be a call are cut at 1 MB; 2. as are calls that are larger than the words"""
+    function = {each: ADD[each] for each in ("type", "name")}
+    update = {"type": "session.update", "session": {"type": "realtime", "tools": [function]}}
+    async with served(CALLER) as hub:
+        address = f"{hub.address.replace('http', 'ws', 1)}/v1/realtime"
+        async with connect(address, max_size=None) as connection:
+            await connection.send(json.dumps(update))
+            done = await answer_to(connection, f"{'x' * 600_000} {'y' * 600_000}")
+            (message,) = done["response"]["output"]
+            assert (done["response"]["status"], message["type"]) == ("incomplete", "message")
+            assert 990_000 <= len(json.dumps(done)) < 1 << 20
+            large = ToolAnswer(calls=(ToolCall(name="add", arguments='{"a": "' + "x" * 1_200_000 + '"}'),))
+            # A replica that is well behaved refuses it itself.
+            monkeypatch.setattr(engine, "called_in", lambda _: large)
+            monkeypatch.setattr(check_output, "_is_called", lambda _: True)
+            done = await answer_to(connection, "CALL add {}")
+            (message,) = done["response"]["output"]
+            assert (done["response"]["status"], message["type"]) == ("incomplete", "message")
+            assert len(json.dumps(done)) < 10_000
+
+
+async def answer_to(connection: ClientConnection, text: str) -> dict[str, Any]:
+    """The last event of the answer to a text."""
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    await connection.send(json.dumps({"type": "conversation.item.create", "item": item}))
+    asked = {"type": "response.create", "response": {"output_modalities": ["text"]}}
+    await connection.send(json.dumps(asked))
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            event: dict[str, Any] = json.loads(await connection.recv())
+            if event["type"] in ("response.done", "error"):
+                return event
+
+
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-async def test_a_real_model_calls_a_function_and_answers_by_what_it_says(tmp_path: Path) -> None:
+async def test_a_real_model_calls_a_function_and_answers_by_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has to call one, which any model can; what that says is a sum, which this model knows."""
+    step = LlmStage.step
+
+    def alone(engine: LlmStage) -> list[EngineOutput]:
+        # A thread that is new to torch counts its own threads anew, in the middle of its first step.
+        set_num_threads(1)
+        return step(engine)
+
+    set_num_threads(1)
+    monkeypatch.setattr(LlmStage, "step", alone)
     write_model(tmp_path / "thinker")
     stage = msgspec.to_builtins(tool_stage(tmp_path / "thinker"))
     stage["default_sampling_params"] = {"temperature": 0.0, "max_tokens": 60, **no_spaces()}

@@ -22,7 +22,7 @@ from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from tests.support.engines import DEMO, as_the_supervisor_has_it
-from tests.support.hub_fakes import FakeReplica, accept_only, running_hub, until
+from tests.support.hub_fakes import FakeReplica, Script, accept_only, running_hub, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -672,3 +672,36 @@ async def test_a_form_that_is_no_json_is_refused_by_the_hub(frontend: Any) -> No
         answer = await client.post("/v1/chat/completions", json={**CHAT, **asked})
         assert answer.status_code == 400, answer.text
         assert not replica.of(wire.Submit)
+
+
+def speak_at_length(chunks: int) -> Script:
+    """So many chunks of 3 MB."""
+
+    def speak_on(replica: FakeReplica, submit: wire.Submit) -> None:
+        about = replica._about(submit)
+        replica.accept(submit)
+        for seq in range(chunks):
+            replica.say(wire.Chunk(**about, seq=seq, modality="text", text="x" * (3 << 20), token_ids=(20,)))
+        replica.done(submit, chunks)
+
+    return speak_on
+
+
+@pytest.mark.attack("M6")
+async def test_a_whole_answer_without_end_is_ended(frontend: Any) -> None:
+    """For one prompt, and for several prompts together; the error says what to do instead."""
+    for prompts, chunks in ((["1"], 50), (["1", "2", "3"], 16)):
+        async with serving(frontend, speak_at_length(chunks)) as (client, _):
+            answer = await client.post("/v1/completions", json={**ASK, "prompt": prompts}, timeout=60)
+        assert (answer.status_code, "longer than 128 MiB: ask for it with 'stream': true" in answer.text) == (500, True)
+
+
+@pytest.mark.attack("M6")
+@pytest.mark.parametrize(("is_websocket", "is_streamed", "is_shared"), [(0, 0, 1), (0, 1, 0), (1, 0, 0)])
+async def test_all_answers_to_one_request_count_together(is_websocket: int, is_streamed: int, is_shared: int) -> None:
+    """Not those of a stream, which are passed on, and not the messages of a WebSocket, which come one by one."""
+    from hub.api.vllm import fan_out
+
+    fan_out.start_http_request(is_websocket=bool(is_websocket))
+    first, second = (fan_out.answer_size(is_streamed=bool(is_streamed)) for _ in range(2))
+    assert (first is second) == bool(is_shared)

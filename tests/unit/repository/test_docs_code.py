@@ -47,7 +47,7 @@ def omni_commands() -> list[Any]:
             if language != "bash":
                 continue
             for line in re.sub(r"[ \t]*\\\n\s*", " ", text).splitlines():
-                if command := _OMNI.match(line.partition(" #")[0].rstrip("& ")):
+                if command := _OMNI.match(line.partition(" #")[0].partition(" > ")[0].rstrip("& ")):
                     words = shlex.split(command[1])
                     found.append(pytest.param(words, id=f"{page.relative_to(ROOT)}-{' '.join(words[:2])}"))
     return found

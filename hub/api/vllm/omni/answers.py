@@ -42,7 +42,7 @@ class HubAnswers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         outcome = begin_outcome()
-        fan_out.start_http_request()
+        fan_out.start_http_request(is_websocket=scope["type"] == "websocket")
         path = scope["path"].removeprefix(self._root_path)
         pipeline = self._pipeline
         reads_tokens = pipeline.input_processor is not None

@@ -169,7 +169,7 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
         with self._registered(request_id) as inner_id, _as_the_server_has_them():
             async with aclosing(self._stage_outputs(inner_id, inputs, more)) as outputs:
                 async for output in outputs:
-                    shown = made[output.stage_id].add(output)
+                    shown = await made[output.stage_id].add(output)
                     if shown is not None:
                         current_outcome().has_output = True
                         yield shown

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hub.replicas.content import flaw_of_content
@@ -46,6 +48,19 @@ def test_what_engines_put_out_passes(modality: str, mime: str, attachments: int)
 def test_other_kinds_and_types_are_named(modality: str, mime: str, attachments: int, said: str) -> None:
     assert said in flaw(modality, mime, attachments)
     assert len(flaw("m" * 256, "", 0)) < 200
+
+
+@pytest.mark.attack("M5")
+def test_log_probabilities_are_of_the_tokens_that_are_there() -> None:
+    place = (wire.TokenLogprob(1, -0.5, 1, "a"),)
+
+    def of(places: int, tokens: int) -> str:
+        about: Any = {"epoch": 1, "request_id": "r", "seq": 0, "modality": "text", "queue_length": 0}
+        return flaw_of_content(wire.Chunk(**about, logprobs=(place,) * places, token_ids=(1,) * tokens), 0)
+
+    assert [of(2, 2), of(0, 2), of(0, 0)] == [""] * 3
+    assert of(15_000, 1) == "it gave logprobs of 15000 tokens where there are 1"
+    assert of(1, 0) != ""
 
 
 def test_other_messages_have_no_content() -> None:

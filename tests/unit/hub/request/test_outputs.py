@@ -114,3 +114,11 @@ def test_what_a_prompt_came_to_is_told_once_and_counted() -> None:
     joined = output.joined(shown(2))
     assert joined is not None
     assert joined.prompt_token_ids == (7, 7, 8)
+
+
+@pytest.mark.attack("M5")
+def test_log_probabilities_count_with_their_texts() -> None:
+    """A token's text is as long as its replica makes it."""
+    place = (wire.TokenLogprob(1, -0.5, 1, "x" * 5000),)
+    assert OmniOutput("r", 0, "text", token_ids=(1,), logprobs=(place,)).size_bytes > 5000
+    assert OmniOutput("r", 0, "text", prompt_logprobs=(place, place)).size_bytes > 10_000

@@ -162,15 +162,43 @@ async def test_log_probabilities_are_of_the_drawn_token_and_the_likeliest() -> N
     (token,) = shown["content"]
     assert (token["token"], token["logprob"], token["bytes"]) == ("é", -2.0, [0xC3, 0xA9])
     assert [each["token"] for each in token["top_logprobs"]] == ["a", "b"]
-    bare = await whole(answer_of(WholeAnswer), output)
+    bare = await whole(answer_of(WholeAnswer, top_logprobs=0), output)
     assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
 async def test_a_token_without_text_is_in_the_log_probabilities_of_a_stream() -> None:
     """Such as the special token that ends the words."""
     end = said("", token_ids=(9,), logprobs=((TokenLogprob(9, -0.5, 1, "<end>"),),))
-    (event,) = await streamed(answer_of(StreamedAnswer), end)
+    (event,) = await streamed(answer_of(StreamedAnswer, top_logprobs=0), end)
     assert [each["token"] for each in event["logprobs"]["content"]] == ["<end>"]
+
+
+@pytest.mark.attack("M5")
+async def test_log_probabilities_that_were_not_asked_for_are_neither_shown_nor_kept() -> None:
+    output = said("é", token_ids=(7,), logprobs=((TokenLogprob(7, -2.0, 1, "é"),),))
+    for answer in (answer_of(WholeAnswer), answer_of(WholeAnswer, top_logprobs=0)):
+        body = await whole(answer, output)
+        assert ("logprobs" in body["choices"][0]) == (answer.top_logprobs is not None)
+    (event,) = await streamed(answer_of(StreamedAnswer), output)
+    assert "logprobs" not in event
+
+
+@pytest.mark.attack("M5")
+async def test_log_probabilities_of_a_whole_answer_are_bounded_as_they_are_sent() -> None:
+    """Each has its text a second time, as a list of bytes."""
+    output = said("", token_ids=(7,), logprobs=((TokenLogprob(7, -2.0, 1, "t" * (4 << 20)),),))
+    answer = answer_of(WholeAnswer, top_logprobs=0)
+    for _ in range(6):
+        await answer.add(0, output)
+    with pytest.raises(EngineFailedError, match="longer than 128 MiB"):
+        await answer.add(0, output)
+
+
+async def test_log_probabilities_of_several_pieces_are_one_list() -> None:
+    pieces = [said(text, token_ids=(1,), logprobs=((TokenLogprob(1, -1.0, 1, text),),)) for text in "abc"]
+    (choice,) = (await whole(answer_of(WholeAnswer, top_logprobs=1), *pieces))["choices"]
+    assert [each["token"] for each in choice["logprobs"]["content"]] == ["a", "b", "c"]
+    assert choice["logprobs"]["refusal"] is None
 
 
 async def test_token_counts_come_with_each_event_where_they_are_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -135,3 +136,56 @@ def test_room_is_made_by_the_oldest_items_only_where_that_is_wanted() -> None:
     with pytest.raises(InvalidRequestError, match="too large") as error:
         conversation.make_room(3000, truncates=True)
     assert (error.value.status, len(conversation)) == (413, 2)
+
+
+def of_parts(count: int, item_id: str = "u") -> ConversationItem:
+    return ConversationItem(item_id, "message", "user", [Content("input_text") for _ in range(count)])
+
+
+@pytest.mark.attack("M1")
+def test_parts_without_content_are_counted_and_bounded() -> None:
+    """1. 256 empty parts take memory; 2. the oldest items give way to further parts; 3. too many at once never fit"""
+    assert of_parts(256).size_bytes > 256 * 100
+    conversation = Conversation(RealtimeBounds(max_parts=10))
+    for number in range(3):
+        conversation.add(of_parts(3, str(number)), number)
+    with pytest.raises(OverloadedError, match="is full"):
+        conversation.make_room(0, truncates=False, parts=5)
+    assert conversation.make_room(0, truncates=True, parts=5) == ["0", "1"]
+    assert conversation.parts == 3
+    with pytest.raises(InvalidRequestError, match="10 parts") as error:
+        conversation.make_room(0, truncates=True, parts=11)
+    assert (error.value.status, conversation.last_id) == (413, "2")
+
+
+@pytest.mark.attack("M1")
+def test_what_comes_and_goes_is_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An item that is added, cut or removed has its own parts counted, not those of all others."""
+    conversation = Conversation(RealtimeBounds())
+    for number in range(10):
+        conversation.add(of_parts(100, str(number)), number)
+    counted = 0
+
+    def count(part: Content) -> int:
+        nonlocal counted
+        counted += 1
+        return 7
+
+    monkeypatch.setattr(Content, "size_bytes", property(count))
+    before = conversation.size_bytes
+    late = user("late", "late")
+    conversation.add(late, 10)
+    late.content[0].text = ""
+    conversation.recount(late)
+    conversation.remove("late")
+    conversation.recount(late)
+    assert conversation.make_room(0, truncates=True) == []
+    assert (counted, conversation.size_bytes, conversation.parts) == (2, before, 1000)
+
+
+def test_a_text_is_counted_by_the_memory_that_it_takes() -> None:
+    """Beyond ASCII up to four bytes for a character, and those of its UTF-8 once it has been sent."""
+    assert user("x" * 1000).size_bytes - user("").size_bytes == 1000
+    for text in ("\N{CJK UNIFIED IDEOGRAPH-4E00}" * 1000, "x" * 999 + "\N{GRINNING FACE}"):
+        whole = sys.getsizeof(text) + len(text.encode())
+        assert user(text).size_bytes - user("").size_bytes >= whole - 200

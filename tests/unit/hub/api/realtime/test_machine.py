@@ -237,6 +237,47 @@ def test_a_turn_without_end_is_ended_at_its_bound() -> None:
     assert talk.machine.size_bytes < 1200 * BYTES_PER_MS + 5000
 
 
+@pytest.mark.attack("M1")
+def test_a_response_is_given_no_more_parts_than_a_conversation_may_have() -> None:
+    talk = Talk(bounds=RealtimeBounds(max_parts=5))
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}] * 3}
+    assert talk.say("response.create", response={"input": [item, item]}) == ["error"]
+    assert "more than 5 parts" in talk.last["error"]["message"]
+    talk.say("conversation.item.create", item={**item, "id": "three"})
+    assert talk.say("response.create", response={"input": [{"type": "item_reference", "id": "three"}] * 2}) == ["error"]
+    assert talk.say("response.create", response={"input": [item]}) == ["response.created"]
+
+
+@pytest.mark.attack("M2")
+@pytest.mark.parametrize("conversation", ["auto", "none"])
+def test_the_words_of_a_response_are_counted_as_they_come(conversation: str) -> None:
+    talk = Talk()
+    talk.text("count")
+    talk.say("response.create", response={"conversation": conversation})
+    before = talk.machine.size_bytes
+    talk.answer("one", "x" * 10_000)
+    assert talk.machine.size_bytes > before + 10_000
+    talk.end()
+    assert (talk.machine.size_bytes > before + 10_000) == (conversation == "auto")
+
+
+@pytest.mark.attack("M3")
+def test_a_response_says_how_much_of_what_is_kept_it_may_be_given() -> None:
+    """By that the driver knows how long to wait before the next; what the client sends with it is not counted."""
+    talk = Talk()
+    talk.text("x" * 10_000)
+    item_id = talk.last["item"]["id"]
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * 10_000}]}
+    for asked, least, most in (
+        (None, 10_000, 11_000),
+        ([item], 0, 0),
+        ([{"type": "item_reference", "id": item_id}] * 3, 30_000, 33_000),
+    ):
+        talk.say("response.create", response={"input": asked, "conversation": "none"})
+        assert least <= talk.begun[-1].kept_bytes <= most
+        talk.end()
+
+
 def test_items_are_put_where_the_client_wants_them_shown_and_deleted() -> None:
     talk = Talk()
     talk.text("b")
@@ -509,7 +550,7 @@ _STEPS = st.one_of(
     st.tuples(st.just("end"), st.booleans(), st.booleans()),
     st.tuples(st.just("wait"), st.floats(0, 5), st.just(0)),
 )
-_BOUNDS = RealtimeBounds(max_turn_s=2.0, max_items=6, max_item_bytes=20_000)
+_BOUNDS = RealtimeBounds(max_turn_s=2.0, max_items=6, max_parts=5, max_item_bytes=20_000)
 
 
 def _step(talk: Talk, step: Any) -> None:
@@ -545,6 +586,7 @@ def test_whatever_comes_nothing_is_raised_and_every_bound_holds(steps: list[Any]
         assert len(conversation) <= _BOUNDS.max_items
         assert talk.machine._listening.size_bytes <= (2000 + 5200) * BYTES_PER_MS
         assert conversation.size_bytes == sum(item.size_bytes for item in conversation) or talk.machine.is_responding
+        assert conversation.parts == sum(max(1, len(item.content)) for item in conversation) <= _BOUNDS.max_parts
         assert talk.machine._coming == {}
         assert len({each["event_id"] for each in talk.sent}) == len(talk.sent)
         # A refused event is answered by that alone; a turn that can't be answered is a turn all the same.

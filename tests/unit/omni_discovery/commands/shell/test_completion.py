@@ -25,7 +25,7 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 #: Commands that list, and how they are asked for JSON.
-LISTINGS = ("replicas", "hubs", "history", "doctor", "key list", "pipeline show")
+LISTINGS = ("replicas", "hubs", "history", "doctor", "key list", "pipeline show", "status")
 
 
 @pytest.fixture(autouse=True)

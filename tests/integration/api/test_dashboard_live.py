@@ -1,0 +1,49 @@
+"""The snapshots of a hub whose registry is away: what is known goes on to be shown, and what is not is said."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from hub.api.dashboard.events import RecentEvents
+from hub.api.dashboard.live import LiveSnapshots, as_events
+from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.view.table import View
+from tests.support.hub_fakes import FakeReplica, running_hub
+
+
+class AwayRegistry:
+    """A client whose etcd does not answer."""
+
+    def view(self) -> View:
+        return View()
+
+    def calls(self) -> Any:
+        raise RegistryUnavailableError("no etcd answers at there:2379")
+
+
+async def test_a_registry_that_is_away_is_named_and_the_replicas_are_shown_all_the_same() -> None:
+    async with asyncio.timeout(30.0), running_hub(FakeReplica()) as omni:
+        live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
+        async for encoded in live.watch(lambda: True):
+            shown = msgspec.json.decode(encoded)
+            if shown["checks"]["problem"]:
+                break
+        assert shown["checks"] == {"fine": 0, "at": None, "problem": "no etcd answers at there:2379"}
+        assert [replica["state"] for replica in shown["stages"][0]["replicas"]] == ["up"]
+
+
+async def test_a_stream_ends_with_its_welcome_and_with_the_hub() -> None:
+    async with asyncio.timeout(30.0), running_hub(FakeReplica()) as omni:
+        live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
+        welcomes = iter([True, False])
+        seen = [event async for event in as_events(live.watch(lambda: next(welcomes)))]
+        assert seen[0] == b"retry: 2000\n\n"
+        assert seen[1].startswith(b'data: {"at":')
+        assert len(seen) == 2
+        other = live.watch(lambda: True)
+        assert await anext(other)
+        live.close()
+        assert [each async for each in other] == []
