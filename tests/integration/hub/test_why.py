@@ -93,11 +93,12 @@ def admin_url(hub: Hub) -> str:
 def test_a_request_whose_replica_is_killed_tells_who_had_it_and_who_went_on(hub: Hub, why: Why) -> None:
     """1. a request runs at a replica of stage 0, and that is killed; 2. the other one does it; 3. why says both"""
     answers: list[dict[str, Any]] = []
-    client = threading.Thread(target=lambda: answers.append(ask(hub, "killed")))
+    # Asked for before: by the time that a command has started and answered, the work may be done.
+    pids = {f"{each['stage_id']}/{each['replica_id']}": each["pid"] for each in hub.replicas()}
+    client = threading.Thread(target=lambda: answers.append(ask(hub, "killed", f"{PROMPT} {PROMPT} {PROMPT}")))
     client.start()
     running = wait_for("the request to run", lambda: [each for each in why.read("killed") if "accepted_s" in str(each)])
     had_it = running[0]["attempts"][0]["replica"]
-    pids = {f"{each['stage_id']}/{each['replica_id']}": each["pid"] for each in hub.replicas()}
     os.kill(pids[had_it], signal.SIGKILL)
     client.join(120)
     [told] = why.read("killed")
