@@ -26,7 +26,7 @@ _BAR: Final = 20
 _UNKNOWN: Final = "?"
 #: Characters of a finding that are shown; `omni doctor` has all.
 _MOST_TEXT: Final = 400
-#: A topic that stands within so many characters of a finding is not said before it.
+#: A topic that is a word within so many characters of a finding is not said before it.
 _HEAD: Final = 60
 
 
@@ -119,7 +119,7 @@ def _needs(status: Status, flags: Flags, width: int) -> Text:
     for number, need in enumerate(status.needs[:_MOST_NEEDS], 1):
         said = one_line(need.text)
         said = said if len(said) <= _MOST_TEXT else f"{said[:_MOST_TEXT]}..."
-        topic = "" if need.topic in said[:_HEAD] else f"{need.topic}: "
+        topic = "" if need.topic in said[:_HEAD].split() else f"{need.topic}: "
         first, *rest = _wrapped(f"{number:>2}. {topic}{said}", width, _INDENT)
         text.append(f"{first}\n", style="bold")
         for line in rest:

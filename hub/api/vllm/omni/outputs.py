@@ -144,7 +144,7 @@ def _numbers(sound: bytearray, rate_hz: int) -> dict[str, Any]:
     samples = np.frombuffer(sound, "<i2").astype(np.float32)
     samples /= np.float32(_FULL_SCALE)
     # A bytearray: torch warns of memory that is read-only.
-    numbers: Any = bytearray(memoryview(samples).cast("B"))
+    numbers: Any = bytearray(samples.data.cast("B"))
     return {"audio": binary2tensor(numbers, samples.shape, "float32", "native"), "sr": rate_hz}
 
 

@@ -49,6 +49,16 @@ def test_what_needs_somebody_comes_first_with_its_command() -> None:
     ]
 
 
+def test_a_topic_is_said_unless_the_text_says_it() -> None:
+    """A part of a word is not the word."""
+    told = [
+        Finding(Grade.PROBLEM, "load", "stage 0 is overloaded", ""),
+        Finding(Grade.PROBLEM, "ended", "the supervisor of stage 1 on gpu-2 ended 2 s ago", ""),
+    ]
+    lines = shown(status(*told)).splitlines()
+    assert lines[3:5] == [" 1. load: stage 0 is overloaded", " 2. the supervisor of stage 1 on gpu-2 ended 2 s ago"]
+
+
 def test_a_screen_without_etcd_shows_no_number_at_all() -> None:
     made = status(stages=None, hubs=None, unknown=("stages, replicas and hubs: etcd does not say",))
     assert made.code == 2
