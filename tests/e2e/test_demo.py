@@ -113,7 +113,7 @@ def test_the_link_that_it_prints_opens_a_dashboard_that_kills_a_replica_and_the_
                 for choice in json.loads(line[6:])["choices"]:
                     text += choice["delta"].get("content") or ""
         assert text == "26 + 48 = 74"
-        assert not alive([victim["pid"]])
+        wait_for("its end", lambda: not alive([victim["pid"]]))
         wait_for("another in its place", lambda: len(replicas()) == 4, 200)
         stranger = http.post("replicas/0/0/kill", json={"epoch": 1})
         assert stranger.status_code in (404, 409)
