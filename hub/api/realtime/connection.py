@@ -439,8 +439,8 @@ class _Made:
         self._held.clear()
         if called is None or self.is_full:
             return words
-        room_bytes = self._room_bytes = _MOST_WORDS_BYTES - _size_of(called)
-        if room_bytes < 0:
+        if _size_of(called) > _MOST_WORDS_BYTES:
+            self._room_bytes = -1
             return words
         self.calls = called.calls
         return called.content
