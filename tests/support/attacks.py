@@ -195,6 +195,7 @@ ATTACKS: Final = (
         "realtime responses of a large conversation, begun and cancelled without end",
         "the larger, the longer until the next, also where they fail",
     ),
+    Attack(
         "M4",
         "a replica names 2**28 tokens, or sends small files of many pixels, to a hub with --api vllm-omni",
         "bounded; unpacked beside the loop; others are served",
