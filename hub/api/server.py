@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +18,6 @@ from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.protocols import BoundedServer
 
 if TYPE_CHECKING:
-    import socket
     import ssl
     from collections.abc import Callable, Iterator, Sequence
 
@@ -55,7 +55,9 @@ class _Server(uvicorn.Server):
             return made
 
         self.servers: list[Any] = [
-            await loop.create_server(connection, sock=each, backlog=config.backlog)
+            await loop.create_unix_server(connection, sock=each, backlog=config.backlog)
+            if each.family == socket.AF_UNIX
+            else await loop.create_server(connection, sock=each, backlog=config.backlog)
             if config.ssl is None
             else TlsListener(each, config.ssl, self._bounded, connection)
             for each in sockets or []

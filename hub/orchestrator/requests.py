@@ -314,6 +314,8 @@ class Requests:
         if self._tracing is not None:
             stage_id = getattr(event, "stage_id", None)
             self._tracing.follow_request(active.request.request_id, machine, stage_id, event, actions)
+            if isinstance(event, ev.Sent) and active.marks:
+                self._tracing.note_pick(active.request.request_id, active.marks[-1])
         return actions
 
     def _carry_out_all(self, active: Active, actions: list[ev.Action]) -> None:

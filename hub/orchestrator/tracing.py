@@ -6,6 +6,7 @@ OpenTelemetry is imported in ``connect_tracing`` only: a hub without tracing nei
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
     from hub.orchestrator.active import AddRequest
+    from hub.receipts.raw import DispatchMark
     from hub.request.machine import RequestMachine
 
 #: The W3C headers that name the trace of a request.
@@ -109,6 +111,26 @@ class Tracing:
         for action in actions:
             if isinstance(action, ev.Dispatch):
                 traced.attempts[action.stage_id] = self._attempt(traced, action)
+
+    def note_pick(self, request_id: str, mark: DispatchMark) -> None:
+        """Add to the span of an attempt that was sent how its replica was picked."""
+        traced = self._requests.get(request_id)
+        attempt = None if traced is None else traced.attempts.get(mark.stage_id)
+        if attempt is None or attempt.number != mark.attempt or mark.picture is None:
+            return
+        how, chosen, _, known, free, faces = mark.picture[:6]
+        left_out = Counter(face[10].partition(":")[0] for face in faces if face[10])
+        attempt.span.add_event(
+            "picked",
+            {
+                "omni.pick.how": how,
+                "omni.pick.chosen": f"{mark.stage_id}/{chosen}",
+                "omni.pick.known": known,
+                "omni.pick.free": free,
+                "omni.pick.left_out": [f"{count} {reason}" for reason, count in left_out.most_common()],
+                "omni.view.revision": mark.view_revision,
+            },
+        )
 
     def end_request(self, request_id: str, outcome: str, error: RequestError | None) -> None:
         """End the spans of a request."""

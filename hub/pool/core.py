@@ -55,7 +55,8 @@ class Indices:
         self.pickable_version = 0
 
     def reindex(self, entry: Entry) -> None:
-        """Put the entry into the index where it belongs, with its load and weight of now."""
+        """Put the entry into the index where it belongs, with its load and weight of now; call it after each change."""
+        entry.face = None
         is_free = entry.pickable and (entry.credits > 0 or not entry.uses_credits) and not entry.send_queue_full_until_s
         if self.starved.is_active:
             self.starved.update(entry, is_free=is_free)
@@ -394,6 +395,7 @@ class Pool:
         if chosen is None:
             return None
         if may_wait and self._starved.is_active and self._starved.has_better(chosen, avoid):
+            chosen.face = None
             return None
         pictures = self._pictures
         picture = None if pictures is None else pictures.picked(chosen, self.indices.free_count, avoid)
@@ -509,6 +511,7 @@ class Pool:
         finally:
             for entry in hidden:
                 tiers[entry.tier].add(entry)
+                entry.face = None
         return self._last_resort(avoid) if chosen is None else chosen  # type: ignore[return-value]
 
     def _last_resort(self, avoid: Collection[str]) -> Entry | None:

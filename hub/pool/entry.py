@@ -11,7 +11,7 @@ from omni_discovery.balancing.base import Member
 
 if TYPE_CHECKING:
     from hub.pool.core import Pool
-    from hub.pool.pictures import Picture
+    from hub.pool.pictures import Face, Picture
     from omni_discovery.records.schema import ReplicaInfo
 
 #: The tier of an entry that is in no index; tier 0 is picked from first.
@@ -94,6 +94,7 @@ class Entry(Member):
         "down_reason",
         "down_since_s",
         "ejected_free",
+        "face",
         "first_up_s",
         "health",
         "held",
@@ -147,6 +148,8 @@ class Entry(Member):
         self.tier = NO_TIER
         #: Whether it has a free slot and is in no index only because it is ejected.
         self.ejected_free = False
+        #: What receipts show of it, until it changes; None: to be made again.
+        self.face: Face | None = None
         #: Until when nothing is sent because its send queue was full, monotonic; 0 where that is not so.
         self.send_queue_full_until_s = 0.0
         #: Why this hub can't open a session with it; empty where it can.

@@ -9,13 +9,15 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from hub.pool.entry import NO_TIER, Entry
 from hub.pool.status import cause_absent
 from omni_discovery.balancing.base import Draws
 from omni_discovery.receipts.receipt import BY_BINDING, BY_POLICY, LAST_RESORT, Candidate, Picking
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from hub.pool.members import Members
     from omni_discovery.balancing.base import PoolIndex
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 #: How many replicas a picture holds. A pick costs the same with thousands, and so must its picture.
 MOST_FACES: Final = 32
 
-#: (replica id, epoch, load, reported, capacity, weight, credits or -1, tier, is local, is probed, why out, key,
-#: position): the fields of a Candidate, in another order.
-Face = tuple[int, int, int, int, int, float, int, int, bool, bool, str, float, int]
-#: (how, chosen id or -1, its epoch, known, free, faces, draws, basis)
-Picture = tuple[str, int, int, int, int, tuple[Face, ...], tuple[float, ...], tuple[float, ...]]
+#: (replica id, epoch, load, reported, capacity, weight, credits or -1, tier, is local, is probed, why out, key): the
+#: fields of a Candidate, in another order. An entry keeps its own until something of it changes.
+Face = tuple[int, int, int, int, int, float, int, int, bool, bool, str, float]
+#: (how, chosen id or -1, its epoch, known, free, faces, draws, basis, places in the index by face; empty without draws)
+Picture = tuple[str, int, int, int, int, tuple[Face, ...], tuple[float, ...], tuple[float, ...], tuple[int, ...]]
 
 
 class PickPictures:
@@ -35,50 +37,63 @@ class PickPictures:
 
     def __init__(self, members: Members, tiers: Sequence[PoolIndex]) -> None:
         self._members = members
+        self._entries = members.entries
         self._tiers = tiers
-        self._draws = Draws(_no_chance)
+        self._faces: tuple[Face, ...] = ()
+        #: What the policy drew since the last look; all indices of the pool write to it.
+        self._drawn: list[float] = []
+        #: Where avoided replicas were not in the index: what it looked like without them.
+        self._places: tuple[int, ...] = ()
         for index in tiers:
             # A third party's index has no chance that could be watched.
             if hasattr(index, "chance"):
-                draws = Draws(index.chance)
-                # All write to one list: a pick draws from one index after the other.
-                draws.drawn = self._draws.drawn
-                index.chance = draws
-        self._faces: tuple[Face, ...] = ()
+                draws = index.chance = Draws(index.chance)
+                draws.drawn = self._drawn
 
     def look(self, avoid: Collection[str]) -> None:
         """Keep what the pool looks like now; a policy is about to pick."""
-        self._draws.drawn.clear()
+        self._drawn.clear()
         self._faces = self._look(avoid)
+        if avoid:
+            self._places = self._look_up()
 
     def picked(self, chosen: Entry, free: int, avoid: Collection[str]) -> Picture:
-        """The picture of a pick by the policy."""
+        """The picture of a pick by the policy; nothing has changed since."""
         info, faces, tier = chosen.info, self._faces, chosen.tier
-        known = len(self._members.entries)
+        known, drawn = len(self._entries), self._drawn
         if known > MOST_FACES and not any(face[0] == info.replica_id and face[1] == info.epoch for face in faces):
             faces = (*faces, face_of(chosen, avoid))
-        how = BY_POLICY if tier != NO_TIER else LAST_RESORT
-        basis = getattr(self._tiers[tier], "basis", ()) if tier != NO_TIER else ()
-        return how, info.replica_id, info.epoch, known, free, faces, tuple(self._draws.drawn), basis
+        places = (self._places if avoid else self._look_up()) if drawn else ()
+        if tier == NO_TIER:
+            return LAST_RESORT, info.replica_id, info.epoch, known, free, faces, (), (), ()
+        basis = getattr(self._tiers[tier], "basis", ())
+        return BY_POLICY, info.replica_id, info.epoch, known, free, faces, tuple(drawn), basis, places
 
     def bound(self, chosen: Entry, free: int) -> Picture:
         """The picture of a request that goes where it was, or where its parent is."""
-        known = len(self._members.entries)
-        return BY_BINDING, chosen.info.replica_id, chosen.info.epoch, known, free, (face_of(chosen, ()),), (), ()
+        known, info = len(self._entries), chosen.info
+        return BY_BINDING, info.replica_id, info.epoch, known, free, (face_of(chosen, ()),), (), (), ()
 
     def waits(self, free: int, avoid: Collection[str]) -> Picture:
         """The picture of a pick that found nobody."""
-        return BY_POLICY, -1, 0, len(self._members.entries), free, self._look(avoid), (), ()
+        return BY_POLICY, -1, 0, len(self._entries), free, self._look(avoid), (), (), ()
 
     def _look(self, avoid: Collection[str]) -> tuple[Face, ...]:
-        entries = self._members.entries.values()
-        if len(entries) > MOST_FACES:
-            return tuple([face_of(entry, avoid) for entry in islice(entries, MOST_FACES)])
-        return tuple([face_of(entry, avoid) for entry in entries])
+        if avoid:
+            return tuple([face_of(entry, avoid) for entry in self._first()])
+        return tuple([entry.face or _kept_face(entry) for entry in self._first()])
+
+    def _look_up(self) -> tuple[int, ...]:
+        return tuple([entry.position for entry in self._first()])
+
+    def _first(self) -> Iterable[Entry]:
+        entries = self._entries.values()
+        return entries if len(entries) <= MOST_FACES else islice(entries, MOST_FACES)
 
 
-def _no_chance() -> float:
-    return 0.0
+def _kept_face(entry: Entry) -> Face:
+    face = entry.face = face_of(entry, ())
+    return face
 
 
 def face_of(entry: Entry, avoid: Collection[str]) -> Face:
@@ -97,7 +112,6 @@ def face_of(entry: Entry, avoid: Collection[str]) -> Face:
         entry.health.needs_probe,
         "" if tier >= 0 and not avoid else why_out(entry, avoid),
         entry.key,
-        entry.position,
     )
 
 
@@ -122,7 +136,11 @@ def why_out(entry: Entry, avoid: Collection[str]) -> str:
 
 def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
     """The shown form of a picture; hosts and versions are not in it."""
-    how, chosen, epoch, known, free, faces, draws, basis = picture
+    how, chosen, epoch, known, free, faces, draws, basis, places = picture
+    candidates = [candidate_of(face, stage_id) for face in faces]
+    if len(places) == len(faces):
+        pairs = zip(candidates, places, strict=True)
+        candidates = [msgspec.structs.replace(candidate, position=place) for candidate, place in pairs]
     return Picking(
         how=how,
         policy=policy,
@@ -130,7 +148,7 @@ def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
         chosen_epoch=epoch,
         known=known,
         free=free,
-        candidates=[candidate_of(face, stage_id) for face in faces],
+        candidates=candidates,
         # A binding asks nobody else.
         cut=0 if how == BY_BINDING else max(0, known - len(faces)),
         draws=list(draws),
@@ -140,7 +158,7 @@ def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
 
 def candidate_of(face: Face, stage_id: int) -> Candidate:
     """The shown form of one replica in a picture."""
-    replica_id, epoch, load, reported, capacity, weight, credits_, tier, is_local, is_probed, out, key, position = face
+    replica_id, epoch, load, reported, capacity, weight, credits_, tier, is_local, is_probed, out, key = face
     return Candidate(
         replica=f"{stage_id}/{replica_id}",
         epoch=epoch,
@@ -154,5 +172,4 @@ def candidate_of(face: Face, stage_id: int) -> Candidate:
         is_probed=is_probed,
         out=out,
         key=key,
-        position=position,
     )

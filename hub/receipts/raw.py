@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import msgspec
 
 from hub.pool.pictures import Face, Picture, picking_of
-from hub.request.events import ReplicaRef
 from omni_discovery.receipts.receipt import Delay, Happening, Receipt, ReceiptLine, StageAttempt, Transfer
 
 if TYPE_CHECKING:
     from hub.request.machine import RequestMachine
     from hub.request.plan import RequestPlan
-    from hub.request.story import Entry
 
 #: How much of a reason is kept, in characters.
 _MOST_REASON: Final = 300
@@ -120,10 +118,10 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=Fal
     ending: tuple[str, str, int | None]
     stages: tuple[int, ...]
     final_stages: tuple[int, ...]
-    fingerprints: tuple[str, ...]
+    fingerprints: dict[int, str]
     timings_s: dict[str, float]
-    #: Seconds since it was received, type, stage, attempt, detail.
-    events: list[tuple[float, str, int | None, int | None, str | tuple[int, int] | None]]
+    #: When, on ``time.perf_counter``, type, stage, attempt, detail.
+    events: list[tuple[float, str, int | None, int | None, str | None]]
     marks: list[tuple[str, float, int, int, float, int, int, str, str, Picture | None]]
     #: From stage, to stage, connector, pieces, bytes.
     transfers: list[tuple[int, int, str, int, int]]
@@ -149,7 +147,11 @@ def encode_receipt(
     """
     began_s, plan = request.received_s, request.plan
     took_s = now_s - began_s
-    stages = plan.stages
+    # Of details only texts: where work was sent to is in the marks.
+    events = [
+        (at_s, kind.__name__, stage_id, attempt, detail if detail.__class__ is str else None)
+        for at_s, kind, stage_id, attempt, detail, _ in machine.story.entries
+    ]
     return _encode(
         (
             request.request_id,
@@ -162,23 +164,16 @@ def encode_receipt(
             wall_s - took_s,
             took_s,
             ending,
-            stages,
-            tuple(plan.finals),
-            [fingerprints.get(stage_id, "") for stage_id in stages],
+            plan.stages,
+            [*plan.finals],
+            fingerprints,
             machine.state.public.pipeline_timings,
-            [_event(entry, began_s) for entry in machine.story.entries],
+            events,
             marks,
             _transfers(machine),
             began_s,
         )
     )
-
-
-def _event(entry: Entry, began_s: float) -> tuple[float, str, int | None, int | None, str | tuple[int, int] | None]:
-    at_s, kind, stage_id, attempt, detail, _ = entry
-    if isinstance(detail, ReplicaRef):
-        return at_s - began_s, kind.__name__, stage_id, attempt, (detail.replica_id, detail.epoch)
-    return at_s - began_s, kind.__name__, stage_id, attempt, detail and detail[:_MOST_REASON]
 
 
 def _transfers(machine: RequestMachine) -> list[tuple[int, int, str, int, int]]:
@@ -243,7 +238,7 @@ def receipt_of(encoded: bytes, hub: str, policy: str) -> Receipt:
         stages=list(raw.stages),
         final_stages=list(finals),
         priority=raw.priority,
-        fingerprints=list(raw.fingerprints),
+        fingerprints=[raw.fingerprints.get(stage_id, "") for stage_id in raw.stages],
         attempts=_attempts(raw, marks, policy, ended_s),
         transfers=[
             Transfer(
@@ -257,17 +252,15 @@ def receipt_of(encoded: bytes, hub: str, policy: str) -> Receipt:
             for from_stage, to_stage, connector, pieces, size_bytes in raw.transfers
         ],
         events=[
-            Happening(at_s=at_s, what=what, stage=stage_id, attempt=attempt, detail=_text(detail, stage_id))
+            Happening(at_s=at_s - raw.began_s, what=what, stage=stage_id, attempt=attempt, detail=_text(detail))
             for at_s, what, stage_id, attempt, detail in raw.events
         ],
         timings_s=raw.timings_s,
     )
 
 
-def _text(detail: str | tuple[int, int] | None, stage_id: int | None) -> str:
-    if isinstance(detail, tuple):
-        return f"{stage_id}/{detail[0]}@{detail[1]}"
-    return detail or ""
+def _text(detail: str | None) -> str:
+    return (detail or "")[:_MOST_REASON]
 
 
 #: How an attempt ends, by the event that ends it.
@@ -311,28 +304,23 @@ def _attempts(raw: _Stored, marks: Sequence[DispatchMark], policy: str, ended_s:
             continue
         fields = found.setdefault((stage_id, attempt), {"waits": []})
         if "ended_s" not in fields:
-            _add_event(fields, at_s, what, detail, stage_id)
+            _add_event(fields, at_s - raw.began_s, what, _text(detail))
     return [_attempt(key, fields, ended_s) for key, fields in found.items()]
 
 
-def _add_event(
-    fields: dict[str, Any], at_s: float, what: str, detail: str | tuple[int, int] | None, stage_id: int
-) -> None:
+def _add_event(fields: dict[str, Any], at_s: float, what: str, detail: str) -> None:
     match what:
         case "Sent":
             fields["sent_s"] = at_s
-            if isinstance(detail, tuple):
-                fields.setdefault("replica", f"{stage_id}/{detail[0]}")
-                fields.setdefault("epoch", detail[1])
         case "Accepted":
             fields.setdefault("accepted_s", at_s)
         case "Chunk":
             if "first_output_s" not in fields:
-                fields |= {"first_output_s": at_s, "modality": _text(detail, stage_id)}
+                fields |= {"first_output_s": at_s, "modality": detail}
         case "HandOffPiece":
             fields.setdefault("first_piece_s", at_s)
         case _ if what in _ENDS:
-            reason = "" if what == "StageDone" else _text(detail, stage_id)
+            reason = "" if what == "StageDone" else detail
             fields |= {"ended_s": at_s, "outcome": _ENDS[what], "reason": reason}
 
 
@@ -360,7 +348,7 @@ def why_waits(picture: Picture | None) -> str:
     """What a pick waits for that found this picture, in words."""
     if picture is None:
         return "a free slot"
-    _, _, _, known, free, faces, _, _ = picture
+    known, free, faces = picture[3:6]
     if not known:
         return "a replica: none is registered"
     if free:

@@ -130,7 +130,8 @@ class _Hub:
             asyncio.get_running_loop().add_signal_handler(number, self._stop)
         async with AsyncExitStack() as stack:
             on_api_keys = self._ports.keys.replace if config.door.keys_from_etcd else None
-            hub = RunningHub(config, self._endpoints, self._url, self._stopping, on_api_keys)
+            admin_url = self._ports.admin_url
+            hub = RunningHub(config, self._endpoints, self._url, self._stopping, on_api_keys, admin_url=admin_url)
             started = await hub.start(stack)
             if started is None:
                 return 130

@@ -153,8 +153,10 @@ class RunningHub:
         on_api_keys: OnApiKeys | None = None,
         *,
         remote_replica_factory: RemoteReplicaFactory | None = None,
+        admin_url: str = "",
     ) -> None:
         self._config = config
+        self._admin_url = admin_url
         self._remote_replica_factory = remote_replica_factory
         #: Receives the API keys of etcd; None: nobody asks for any.
         self._on_api_keys = on_api_keys
@@ -251,6 +253,7 @@ class RunningHub:
             pid=os.getpid(),
             version=__version__,
             started_at=time.time(),
+            admin=self._admin_url or msgspec.UNSET,
         )
 
     def _register(self, omni: AsyncOmni, record: HubRecord, saved_view: Path | None) -> OmniCoordClientForHub:

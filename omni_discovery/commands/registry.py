@@ -170,6 +170,11 @@ def user_runtime_dir() -> Path:
     return runtime_dir(os.environ.get("XDG_RUNTIME_DIR"))
 
 
+def operators_token() -> str:
+    """The token of hubs' ports for operators that this environment has; empty if it has none."""
+    return os.environ.get("OMNI_ADMIN_TOKEN", "")
+
+
 def find_endpoints(arguments: argparse.Namespace) -> str:
     """The endpoints that the flags name, else those of this user's embedded etcd. Raise ConfigError if neither is."""
     from omni_discovery.etcd.config import parse_endpoints

@@ -214,6 +214,8 @@ class HubRecord(msgspec.Struct, frozen=True, kw_only=True):
     pid: _Count = 0
     version: _Text = ""
     started_at: float = 0.0
+    #: The URL of its port for operators, where other machines reach it; which asks for a token.
+    admin: _Text | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()

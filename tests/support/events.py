@@ -270,6 +270,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "hub.loading_vllm": "vLLM's server is loaded, in front of the hub",
     "hub.loading_vllm_omni": "vLLM-Omni's server is loaded, in front of the hub",
     "hub.metrics": "where the hub's metrics are",
+    "hub.no_receipts_socket": "omni why on this machine can't ask the hub without its port for operators",
     "hub.not_ready": "a stage lacks a replica, or keeps failing",
     "hub.open": "whoever reaches the port may use the API",
     "hub.pipeline_followed": "the hub serves the new document in force",

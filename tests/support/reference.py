@@ -412,6 +412,7 @@ _HUB_FIELDS: Final = {
     "pid": "process id",
     "version": "release of omni-discovery",
     "started_at": "wall clock of its start, seconds",
+    "admin": "the URL of its port for operators, where other machines reach it; what is behind it asks for a token",
 }
 _BEAT_FIELDS: Final = {
     "schema": _SCHEMA,

@@ -16,3 +16,8 @@ if TYPE_CHECKING:
 def build_admin(omni: AsyncOmni) -> Starlette:
     """The web application of the operators' calls; who may make them is decided in front of it."""
     return Starlette(routes=[*receipt_routes(omni), *call_routes(omni)])
+
+
+def build_receipts(omni: AsyncOmni) -> Starlette:
+    """What this user may read without a token, at a socket in a private folder: nothing is changed there."""
+    return Starlette(routes=receipt_routes(omni))

@@ -10,16 +10,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from hub.api.admin.app import build_admin
+from hub.api.admin.app import build_admin, build_receipts
 from hub.api.client_quota import ClientQuota
 from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.dashboard.routes import AdminSite, Dashboard
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
+from hub.api.door.hosts import is_loopback
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
 from hub.api.server import HttpServer
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import make_private, write_private
+from omni_discovery.receipts.asking import listen_locally, remove_local
 from omni_discovery.sockets.listen import bind
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOKEN_BYTES: Final = 16
+#: A socket that is bound to one of these listens at every address.
+_ANY_ADDRESS: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - nothing is bound here
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +107,35 @@ class Ports:
             logger.info("hub.admin url=%s/admin/", self._admin.url)
             if parts is not None:
                 logger.info("hub.dashboard url=%s/dashboard/", self._admin.url)
+        self._start_local(omni, operators)
         if self._tls is not None and door.tls is not None:
             self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
+
+    def _start_local(self, omni: AsyncOmni, http: HttpConfig) -> None:
+        """Serve receipts at a socket that only this user can reach, for ``omni why`` on this machine.
+
+        Clients are served without it: where it can't be made, that is logged and the hub goes on.
+        """
+        try:
+            listener = self._stack.enter_context(listen_locally(self._token_folder, self._namespace))
+            self._stack.callback(remove_local, self._token_folder, self._namespace)
+        except (OSError, ConfigError) as error:
+            logger.warning("hub.no_receipts_socket: 'omni why' needs --admin-port to ask this hub: %s", error)
+            return
+        server = HttpServer(omni, build_receipts(omni), http)
+        server.start((listener,))
+        self._servers.append(server)
+
+    @property
+    def admin_url(self) -> str:
+        """Where other machines reach the port for operators; empty if they don't."""
+        admin = self._door.admin
+        if self._admin is None or admin is None or is_loopback(admin.host):
+            return ""
+        if admin.host not in _ANY_ADDRESS:
+            return self._admin.url
+        scheme = self._admin.url.partition(":")[0]
+        return f"{scheme}://{socket.gethostname()}:{self._admin.number}"
 
     async def stop(self) -> None:
         """Stop all servers, as HttpServer.stop does. Idempotent."""

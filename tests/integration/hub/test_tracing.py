@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -106,6 +107,25 @@ async def test_a_request_has_a_span_and_each_of_its_stages_one_beneath_it(export
         assert [event.name for event in span.events].count("first output") == 1
         assert request.start_time <= span.start_time <= span.end_time <= request.end_time  # type: ignore[operator]
     assert [attributes(span)["omni.replica"] for span in stages] == ["0/0", "1/3"]
+
+
+async def test_the_span_of_an_attempt_tells_how_its_replica_was_picked(exporter: InMemorySpanExporter) -> None:
+    replicas = FakeReplica(echo), FakeReplica(echo, replica_id=1), FakeReplica(picture, stage_id=1, replica_id=3)
+    async with traced_hub(exporter, *replicas) as omni:
+        pool = omni.releases.newest.pools[0].core
+        pool.upsert(replace(replicas[1].info, cordoned=True), 0.0)
+        await collect(omni.generate({"prompt": "a secret"}, request_id="r1"))
+    _, [first, _] = spans_of(exporter)
+    [picked] = [event for event in first.events if event.name == "picked"]
+    told = dict(picked.attributes or {})
+    assert told.pop("omni.view.revision", 0)
+    assert told == {
+        "omni.pick.how": "policy",
+        "omni.pick.chosen": "0/0",
+        "omni.pick.known": 2,
+        "omni.pick.free": 1,
+        "omni.pick.left_out": ("1 cordoned",),
+    }
 
 
 async def test_a_replica_is_told_the_span_of_each_attempt(exporter: InMemorySpanExporter) -> None:

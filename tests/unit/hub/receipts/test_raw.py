@@ -23,14 +23,11 @@ from omni_discovery.receipts.receipt import Receipt
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk
 
-FACES = (
-    (0, 7, 1, 1, 4, 1.0, -1, 0, True, False, "", 0.25, 0),
-    (1, 8, 0, 0, 4, 1.0, 2, -1, True, False, "cordoned", 0.0, -1),
-)
+FACES = ((0, 7, 1, 1, 4, 1.0, -1, 0, True, False, "", 0.25), (1, 8, 0, 0, 4, 1.0, 2, -1, True, False, "cordoned", 0.0))
 
 
 def mark(stage_id: int, attempt: int, at_s: float, what: str = "", **fields: Any) -> DispatchMark:
-    picture = None if what else ("policy", 0, 7, 2, 1, FACES, (0.5,), ())
+    picture = None if what else ("policy", 0, 7, 2, 1, FACES, (0.5,), (), (0, 1))
     return DispatchMark(what, at_s, stage_id, attempt, at_s - 0.5, 12, picture=picture, **fields)
 
 

@@ -1,0 +1,177 @@
+"""Asking hubs for receipts: at a socket in this user's private folder without a token, or at a URL with one.
+
+The socket lies beside the file of the embedded etcd, and is reached by the folder's descriptor: nobody can put another
+one in its place, and the length of the folder's path does not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.processes import open_private
+from omni_discovery.records.keys import check_namespace
+
+#: How long a hub may take to answer, and how much it may say.
+_TIMEOUT_S: Final = 10.0
+_MOST_BYTES: Final = 64 << 20
+_PID_DIGITS: Final = 10
+_UNAUTHORIZED: Final = 401
+_NOT_FOUND: Final = 404
+
+
+class HubUnaskableError(OmniError):
+    """The operator must act: this hub does not answer, or not as a hub does; the message says what to do."""
+
+
+class NoReceiptError(OmniError):
+    """The hub has answered that it has none of what was asked for."""
+
+
+def listen_locally(folder: Path, namespace: str) -> socket.socket:
+    """Bind this process's socket for receipts; sockets of hubs that have ended are removed. Raise ConfigError, OSError.
+
+    ``remove_local`` removes it.
+    """
+    with _opened(folder, make=True) as place:
+        for name, pid in _sockets(place, namespace):
+            if pid == os.getpid() or not _is_running(pid):
+                _unlink(place, name)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            listener.bind(_path(place, _name(namespace)))
+        except OSError:
+            listener.close()
+            raise
+    return listener
+
+
+def remove_local(folder: Path, namespace: str) -> None:
+    """Remove this process's socket. Idempotent."""
+    with contextlib.suppress(OSError, ConfigError), _opened(folder) as place:
+        _unlink(place, _name(namespace))
+
+
+def local_hubs(folder: Path, namespace: str) -> list[int]:
+    """The processes of this user's running hubs on this machine that can be asked, oldest number first."""
+    try:
+        with _opened(folder) as place:
+            return sorted(pid for _, pid in _sockets(place, namespace) if _is_running(pid))
+    except (OSError, ConfigError):
+        return []
+
+
+def ask_process(folder: Path, namespace: str, pid: int, path: str) -> dict[str, Any]:
+    """What a hub of this user on this machine answers. Raise HubUnaskableError, NoReceiptError."""
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(_opened(folder))
+        except (OSError, ConfigError) as error:
+            raise HubUnaskableError(f"the hub of process {pid} can't be asked: {error}") from error
+        connection = _LocalConnection(_path(place, _name(namespace, pid)))
+        return _answer(connection, path, {}, f"the hub of process {pid}")
+
+
+def ask_url(url: str, path: str, token: str, ca_file: str = "") -> dict[str, Any]:
+    """What the hub at this URL of its port for operators answers. Raise ConfigError, HubUnaskableError, NoReceiptError.
+
+    ``ca_file`` is needed where the hub's certificate is not one that this machine trusts.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
+        raise ConfigError(f"{url!r} is no hub; right would be http://HOST:PORT, that of its --admin-port")
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        try:
+            context = ssl.create_default_context(cafile=ca_file or None)
+        except OSError as error:
+            raise ConfigError(f"the certificates in {ca_file} can't be read: {error}") from error
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    return _answer(connection, path, {"Authorization": f"Bearer {token}"} if token else {}, f"the hub at {url}")
+
+
+def path_of(*parts: str, **query: str | int) -> str:
+    """The path of a question; what a user has typed is quoted."""
+    path = "/admin/" + "/".join(quote(part, safe="") for part in parts)
+    return path + ("?" + "&".join(f"{name}={quote(str(value))}" for name, value in query.items()) if query else "")
+
+
+class _LocalConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _answer(connection: http.client.HTTPConnection, path: str, headers: dict[str, str], whom: str) -> dict[str, Any]:
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        body = msgspec.json.decode(answer.read(_MOST_BYTES), type=dict[str, Any])
+    except (OSError, http.client.HTTPException) as error:
+        raise HubUnaskableError(f"{whom} does not answer ({error}): omni hubs shows which there are") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HubUnaskableError(f"{whom} does not answer as a hub does: is that its --admin-port?") from error
+    finally:
+        connection.close()
+    if answer.status == http.client.OK:
+        return body
+    error_body = body.get("error")
+    text = str(error_body.get("message", "")) if isinstance(error_body, dict) else ""
+    if answer.status == _NOT_FOUND and text:
+        raise NoReceiptError(text)
+    if answer.status == _UNAUTHORIZED:
+        raise HubUnaskableError(f"{whom} wants its token: give --admin-token-file, or set OMNI_ADMIN_TOKEN")
+    raise HubUnaskableError(f"{whom} says: {text or answer.status}")
+
+
+def _name(namespace: str, pid: int | None = None) -> str:
+    return f"{check_namespace(namespace)}.receipts-{pid or os.getpid()}.sock"
+
+
+def _path(place: int, name: str) -> str:
+    """A path by the descriptor of its folder, short enough for a socket."""
+    return f"/proc/self/fd/{place}/{name}"
+
+
+def _sockets(place: int, namespace: str) -> list[tuple[str, int]]:
+    begin, end = f"{check_namespace(namespace)}.receipts-", ".sock"
+    with os.scandir(place) as entries:
+        names = [entry.name for entry in entries if entry.name.startswith(begin) and entry.name.endswith(end)]
+    found = [(name, name.removeprefix(begin).removesuffix(end)) for name in names]
+    return [(name, int(pid)) for name, pid in found if pid.isascii() and pid.isdigit() and len(pid) <= _PID_DIGITS]
+
+
+def _is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def _unlink(place: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=place)
+
+
+@contextmanager
+def _opened(folder: Path, *, make: bool = False) -> Iterator[int]:
+    place = open_private(folder, make=make)
+    try:
+        yield place
+    finally:
+        os.close(place)

@@ -1,0 +1,74 @@
+"""Where a hub of this user is asked, and what is said where none answers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.errors import ConfigError
+from omni_discovery.receipts.asking import (
+    HubUnaskableError,
+    ask_process,
+    ask_url,
+    listen_locally,
+    local_hubs,
+    path_of,
+    remove_local,
+)
+
+NOBODY = 2**22 + 1
+
+
+def test_the_socket_of_a_running_hub_is_found_however_long_its_path_is(tmp_path: Path) -> None:
+    """And by nobody else: the folder is made of mode 0700."""
+    folder = tmp_path / ("long" * 20) / ("longer" * 20) / "omni"
+    with listen_locally(folder, "mine"):
+        assert local_hubs(folder, "mine") == [os.getpid()]
+        assert local_hubs(folder, "min") == []
+        assert folder.stat().st_mode & 0o777 == 0o700
+        remove_local(folder, "mine")
+        assert local_hubs(folder, "mine") == []
+        remove_local(folder, "mine")
+
+
+def test_what_a_killed_hub_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    folder = tmp_path / "omni"
+    folder.mkdir(mode=0o700)
+    left = folder / f"mine.receipts-{NOBODY}.sock"
+    left.touch()
+    assert local_hubs(folder, "mine") == []
+    with listen_locally(folder, "mine"):
+        assert not left.exists()
+
+
+def test_a_folder_that_others_may_change_holds_no_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "omni"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    (folder / f"mine.receipts-{os.getpid()}.sock").touch()
+    assert local_hubs(folder, "mine") == []
+    with pytest.raises(ConfigError, match="omni"):
+        listen_locally(folder, "mine")
+
+
+def test_no_folder_is_no_hub(tmp_path: Path) -> None:
+    assert local_hubs(tmp_path / "nothing", "mine") == []
+    with pytest.raises(HubUnaskableError, match="can't be asked"):
+        ask_process(tmp_path / "nothing", "mine", 1, "/admin/requests")
+
+
+def test_what_is_no_hub_is_told_with_what_would_be_right() -> None:
+    with pytest.raises(ConfigError, match="right would be http://HOST:PORT"):
+        ask_url("ftp://there", "/", "")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with pytest.raises(HubUnaskableError, match="omni hubs shows"):
+        ask_url(f"http://127.0.0.1:{port}", "/", "")
+
+
+def test_what_a_user_types_is_no_path() -> None:
+    assert path_of("requests", "../x?y", limit=3) == "/admin/requests/..%2Fx%3Fy?limit=3"
