@@ -44,6 +44,7 @@ TESTS = (
     "tests/contract/test_vllm_pieces.py",
     "tests/contract/test_vllm_pooling.py",
     "tests/contract/test_vllm_sampling.py",
+    "tests/contract/test_vllm_tools.py",
     "tests/integration/hub/test_prefill_decode.py",
     "tests/unit/stage_runtime/engines/vllm/test_core_request.py",
 )

@@ -93,6 +93,16 @@ class HubMetrics:
             "Requests that are paused, since their clients have not read what waits for them.",
             registry=self.registry,
         )
+        self.realtime_sessions = Gauge(
+            "omni_hub_realtime_sessions", "Sessions of /v1/realtime that are open.", registry=self.registry
+        )
+        self.realtime_refusals = Counter(
+            "omni_hub_realtime_refusals",
+            "What /v1/realtime has refused, by the code of the error: a 'session' that was to begin, or an 'event' of"
+            " one.",
+            ["kind", "code"],
+            registry=self.registry,
+        )
         self.registered = Gauge(
             "omni_hub_replicas_registered", "Replicas that the registry lists.", ["stage"], registry=self.registry
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hub.media import array_of, joined_wav
 from hub.request.outputs import EMBEDDING, OmniOutput
 from omni_discovery.errors import RequestError
-from omni_discovery.wire import TokenLogprobs
+from omni_discovery.wire import TokenLogprobs, ToolAnswer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +36,8 @@ class StageResult:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     #: Which of the request's stop tokens or texts ended the answer, if one did.
     stop_reason: int | str | None = None
+    #: What the text is, where it calls functions of the request's ``tools``.
+    called: ToolAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +151,5 @@ def _joined(pieces: list[OmniOutput]) -> StageResult:
         logprobs=tuple(place for piece in pieces for place in piece.logprobs),
         prompt_logprobs=tuple(place for piece in pieces for place in piece.prompt_logprobs),
         stop_reason=last.stop_reason,
+        called=last.called,
     )

@@ -72,6 +72,8 @@ class OmniOutput:
     prompt_token_ids: tuple[int, ...] = ()
     #: On a stage's last output: the request's stop token or text that ended the answer, if one did.
     stop_reason: int | str | None = None
+    #: On a stage's last output: what its text is, where it calls functions of the request's ``tools``.
+    called: wire.ToolAnswer | None = None
     #: On the request's first output and on its summary: the replicas that have its stages so far, as ``replica``.
     replicas: tuple[str, ...] = ()
     #: The number, from 0, of an unfinished picture; more of them, and the finished one, come behind it.
@@ -94,7 +96,10 @@ class OmniOutput:
     def size_bytes(self) -> int:
         """The estimated memory of the content, in bytes."""
         logprobs_bytes = _LOGPROB_BYTES * (sum(map(len, self.logprobs)) + sum(map(len, self.prompt_logprobs)))
-        return len(self.data) + len(self.text) + 8 * len(self.token_ids + self.prompt_token_ids) + logprobs_bytes
+        called = self.called
+        called_bytes = 0 if called is None else len(called.content) + sum(len(each.arguments) for each in called.calls)
+        text_bytes = len(self.text) + called_bytes
+        return len(self.data) + text_bytes + 8 * len(self.token_ids + self.prompt_token_ids) + logprobs_bytes
 
     def joined(self, later: OmniOutput) -> OmniOutput | None:
         """Join this chunk and the next; None unless both are plain text of one stage, replica and segment."""
@@ -158,6 +163,7 @@ def end_output(
         replica=replica,
         received_at_s=received_at_s,
         stop_reason=message.stop_reason if message.stop_reason is not UNSET else None,
+        called=message.called if message.called is not UNSET else None,
     )
 
 

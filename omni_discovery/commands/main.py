@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     0: done, 1: failed, 2: used wrongly, 130: interrupted.
     """
     words = sys.argv[1:] if argv is None else argv
-    parser = _Parser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
-    parser.add_argument("--version", action="version", version=f"omni {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser, subparsers = _empty_parser()
     installed = dict(sorted(find_plugins(COMMAND_GROUPS).items()))
     chosen = next((word for word in words if not word.startswith("-")), "")
     if chosen in installed:
@@ -76,11 +74,26 @@ def main(argv: list[str] | None = None) -> int:
     return _run(arguments)
 
 
+def whole_parser() -> OmniParser:
+    """``omni`` with all of its commands and their flags, as they are installed."""
+    parser, subparsers = _empty_parser()
+    for name, entry in sorted(find_plugins(COMMAND_GROUPS).items()):
+        if (command := _load(entry)) is not None:
+            command.add_arguments(_add_parser(subparsers, name, command))
+    return parser
+
+
+def _empty_parser() -> tuple[OmniParser, argparse._SubParsersAction[OmniParser]]:
+    parser = OmniParser(prog="omni", description="Serve multi-stage models on many hosts, without a head.")
+    parser.add_argument("--version", action="version", version=f"omni {__version__}")
+    return parser, parser.add_subparsers(metavar="COMMAND", required=True)
+
+
 class _UsageError(ConfigError):
     """The arguments are not those that the parser takes."""
 
 
-class _Parser(argparse.ArgumentParser):
+class OmniParser(argparse.ArgumentParser):
     """Raises _UsageError in place of printing all flags: the error would stand below a screen of them."""
 
     def error(self, message: str) -> NoReturn:
@@ -155,7 +168,7 @@ def _load(entry: EntryPoint) -> Command | None:
 
 
 def _add_parser(
-    subparsers: argparse._SubParsersAction[_Parser], name: str, command: Command
+    subparsers: argparse._SubParsersAction[OmniParser], name: str, command: Command
 ) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(name, help=command.summary, description=command.summary)
     parser.set_defaults(command=command)

@@ -39,6 +39,8 @@ def configure_logging(options: LogOptions | None = None) -> None:
     options = options or LogOptions()
     # gRPC's core writes a line of its own for each attempt that fails; ours says what is wrong, once.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # vLLM, and vLLM-Omni with it, would print its lines where answers go, apart from ours.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     if options.is_json:
         # vLLM would print text of its own; its records come to our handler instead, from the level that it was given.
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")

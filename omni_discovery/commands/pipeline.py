@@ -31,6 +31,7 @@ class PipelineCommand:
         """See Command."""
         actions = parser.add_subparsers(metavar="ACTION", required=True, dest="action")
         show = actions.add_parser("show", help="print it as YAML")
+        show.add_argument("--json", action="store_true", help="print it as one line of JSON instead")
         apply = actions.add_parser("apply", help="replace it by a file's")
         apply.add_argument("file", type=Path, metavar="YAML")
         for action in (show, apply):
@@ -39,7 +40,7 @@ class PipelineCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
         if arguments.action == "show":
-            return with_registry(arguments, lambda kv: _show(kv, arguments.namespace))
+            return with_registry(arguments, lambda kv: _show(kv, arguments.namespace, as_json=arguments.json))
         from omni_discovery.deploy.document import encode_deploy
         from omni_discovery.deploy.load import load_deploy
 
@@ -47,7 +48,7 @@ class PipelineCommand:
         return with_registry(arguments, lambda kv: _apply(kv, arguments.namespace, value))
 
 
-async def _show(kv: KVStore, namespace: str) -> int:
+async def _show(kv: KVStore, namespace: str, *, as_json: bool = False) -> int:
     import msgspec
     import yaml
 
@@ -65,10 +66,13 @@ async def _show(kv: KVStore, namespace: str) -> int:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{current.key}: {error}; replace it with 'omni pipeline apply FILE'") from error
     try:
-        text = yaml.safe_dump(document, sort_keys=False)
+        text = msgspec.json.encode(document).decode() if as_json else yaml.safe_dump(document, sort_keys=False)
     except RecursionError:
         # No pipeline that a hub serves has so many levels; what was written is shown all the same.
-        text = harmless_json(current.value.decode()) + "\n"
+        text = current.value.decode()
+        as_json = True
+    if as_json:
+        text = harmless_json(text) + "\n"
     sys.stdout.write(text)
     return 0
 

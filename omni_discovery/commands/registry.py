@@ -69,7 +69,7 @@ def add_trust_options(parser: argparse._ActionsContainer) -> None:
 
 
 def read_bounds(arguments: argparse.Namespace) -> Bounds:
-    """What the flags of ``add_trust_options``, or their variables, allow. Raise ConfigError."""
+    """What the flags of ``add_trust_options``, or their variables, and MODEL allow. Raise ConfigError."""
     from omni_discovery.deploy.trust.bounds import Bounds, read_allow
 
     said = os.environ.get("OMNI_ALLOW", "").split(",") if arguments.allow is None else arguments.allow
@@ -80,8 +80,10 @@ def read_bounds(arguments: argparse.Namespace) -> Bounds:
     cache = os.environ.get("HF_HUB_CACHE") or str(
         Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "hub"
     )
+    # Who names a model on this host's own command line wants it served here, as ``Bounds.owning`` has it.
+    own = (f"model={model}",) if (model := getattr(arguments, "model", None)) else ()
     return Bounds(
-        allow=allow,
+        allow=(*allow, *own),
         model_roots=_both_paths([*(named or _usual_roots()), cache, str(_OWN_MODELS)]),
         named_roots=_both_paths(named),
     )

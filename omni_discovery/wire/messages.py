@@ -48,6 +48,7 @@ __all__ = [
     "MAX_PRIORITY",
     "MAX_PROMPT_LOGPROBS",
     "MAX_REASON",
+    "MAX_TOOL_CALLS",
     "VERSION",
     "Abort",
     "Aborted",
@@ -77,6 +78,8 @@ __all__ = [
     "ToReplica",
     "TokenLogprob",
     "TokenLogprobs",
+    "ToolAnswer",
+    "ToolCall",
     "Update",
     "WantCredits",
     "Welcome",
@@ -101,6 +104,8 @@ MAX_PARTIAL_IMAGES: Final = 3
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
 #: Longest text, in characters, of a failure's reason.
 MAX_REASON: Final = 4096
+#: How many calls of functions one answer may be.
+MAX_TOOL_CALLS: Final = 128
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Word = Annotated[str, msgspec.Meta(max_length=256)]
@@ -170,6 +175,20 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of one of the request's functions. ``arguments`` is JSON, as the model has written it."""
+
+    name: _Name
+    arguments: str
+
+
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stage's text is, read with the request's tools: the calls in it, and the words beside them."""
+
+    calls: Annotated[tuple[ToolCall, ...], msgspec.Meta(max_length=MAX_TOOL_CALLS)] = ()
+    content: str = ""
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello"):
     """A hub opens its session with the replica under one epoch. Answered by Welcome on the same socket.
 
@@ -194,15 +213,16 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="wel
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="submit"):
     """Work for the stage.
 
-    ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids`` as the client gave them. ``payloads`` is what the
-    stages before left for this one, ``next_stages`` the stages that want a hand-off. ``remaining_s`` is the time left
-    to the request's deadline, in seconds: a duration, since clocks disagree. ``attempt`` counts from 0; all answers
-    name it. ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a credit of
-    its present session; a request without one is accepted, too, within the replica's own bound. Lower ``priority`` goes
-    first. ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is made, ``stream_from``
-    the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update. ``trace`` is the hub's
-    span of this attempt, as a W3C ``traceparent``; empty where nothing is traced. ``label`` is the client's own name
-    for the request, for log lines only.
+    ``inputs`` holds ``messages``, ``prompt`` or ``prompt_token_ids`` as the client gave them, and beside ``messages``
+    the ``tools``, ``tool_choice`` and ``parallel_tool_calls`` of a chat that may call functions. ``payloads`` is what
+    the stages before left for this one, ``next_stages`` the stages that want a hand-off. ``remaining_s`` is the time
+    left to the request's deadline, in seconds: a duration, since clocks disagree. ``attempt`` counts from 0; all
+    answers name it. ``resume`` continues an answer that another replica began. ``credit`` says that the hub spends a
+    credit of its present session; a request without one is accepted, too, within the replica's own bound. Lower
+    ``priority`` goes first. ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is
+    made, ``stream_from`` the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update.
+    ``trace`` is the hub's span of this attempt, as a W3C ``traceparent``; empty where nothing is traced. ``label`` is
+    the client's own name for the request, for log lines only.
     """
 
     epoch: _Count
@@ -349,7 +369,8 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
 
     ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer), ``pieces``
     is the number of HandOffPiece messages. ``stop_reason`` is the stop token or stop text of the request that ended the
-    answer; unset if none of them did.
+    answer; unset if none of them did. ``called`` is set where the answer calls functions of the request's ``tools``:
+    the text of its chunks is then what the model wrote, and this is what it means.
     """
 
     epoch: _Count
@@ -363,6 +384,7 @@ class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="d
     timings_s: Annotated[dict[str, float], msgspec.Meta(max_length=_MOST_NAMES)] = {}
     pieces: _Count = 0
     stop_reason: _Count | _Word | msgspec.UnsetType = msgspec.UNSET
+    called: ToolAnswer | msgspec.UnsetType = msgspec.UNSET
 
 
 class StageFailed(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="failed"):

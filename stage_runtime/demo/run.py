@@ -15,7 +15,7 @@ from omni_discovery.deploy.document import parse_deploy
 from stage_runtime.demo.http_client import Reply, ask
 from stage_runtime.demo.measure import measure, measure_memory
 from stage_runtime.demo.pipeline import DemoConfig, DemoPipeline, make_output
-from stage_runtime.demo.show import answer_panel, numbers_table
+from stage_runtime.demo.show import answer_panel, has_colour, numbers_table
 
 QUESTIONS: Final = ("three plus four", "what is 17 - 9?", "draw a 6", "26 plus 48", "how is the weather today?")
 #: Seeds count up from here; this one gives the demo a legible hand.
@@ -76,7 +76,7 @@ class Demo(DemoPipeline):
         pictures = {}
         for seed, question in enumerate(QUESTIONS, _FIRST_SEED):
             reply = self._ask(question, seed)
-            self._console.print(answer_panel(question, reply, colour=self._console.color_system is not None))
+            self._console.print(answer_panel(question, reply, colour=has_colour(self._console)))
             if reply.png:
                 pictures[question] = reply.png
         path = self._config.output / "answer.png"

@@ -16,6 +16,8 @@ from stage_runtime.demo.http_client import json_headers
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from rich.console import Console
+
     from stage_runtime.demo.http_client import Reply
     from stage_runtime.demo.measure import Numbers, SpeechNumbers
 
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
 _ROWS: Final = 8
 #: From ink to paper, for terminals without colour.
 _INK: Final = "@%#*+=-:. "
+
+
+def has_colour(console: Console) -> bool:
+    """Whether what it prints is coloured: on a terminal that can be, unless ``NO_COLOR`` is set."""
+    return console.color_system is not None and not console.no_color
 
 
 def picture(png: bytes, *, colour: bool) -> Text:

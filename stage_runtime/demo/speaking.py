@@ -20,7 +20,7 @@ from stage_runtime.demo.measure import measure_speech
 from stage_runtime.demo.player import Player, write_wav
 from stage_runtime.demo.processes import run_time_s
 from stage_runtime.demo.run import Demo
-from stage_runtime.demo.show import answer_panel, numbers_table, speak_step
+from stage_runtime.demo.show import answer_panel, has_colour, numbers_table, speak_step
 from stage_runtime.demo.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SpeakingDemo(Demo):
         path = self._config.output / "answer.wav"
         with closing(Player(path, aloud=self._console.is_terminal)) as player:
             reply = self._hear(player.put)
-        self._console.print(answer_panel(_QUESTION, reply, colour=self._console.color_system is not None))
+        self._console.print(answer_panel(_QUESTION, reply, colour=has_colour(self._console)))
         seconds = len(reply.samples) / 2 / reply.rate_hz
         self._console.print(
             f"heard: {seconds:.1f} s of sound, the first after {reply.first_sound_s:.2f} s, all of it after"

@@ -7,7 +7,14 @@ from math import isnan
 from typing import Any, Final
 
 from omni_discovery.errors import REFUSALS
-from omni_discovery.wire import MAX_LOGPROBS, MAX_PARTIAL_IMAGES, FailureKind
+from omni_discovery.wire import (
+    MAX_LOGPROBS,
+    MAX_PARTIAL_IMAGES,
+    MAX_TOOL_CALLS,
+    FailureKind,
+    ToolAnswer,
+    ToolCall,
+)
 from stage_runtime.engine_loop.jobs import OutputChunk
 from stage_runtime.engines.base import EngineOutput
 
@@ -16,6 +23,10 @@ from stage_runtime.engines.base import EngineOutput
 PROMPT_PLACES: Final = 1024
 #: Longest text, in characters, that a stop reason may be.
 MAX_STOP_REASON: Final = 256
+
+#: Longest name, in characters, of a function that is called, and how many its arguments and the words beside may have.
+MAX_CALLED_NAME: Final = 256
+MAX_CALLED: Final = 1 << 19
 
 #: Optional fields, and the type of those that are not None.
 _IF_THERE: Final = {
@@ -41,7 +52,7 @@ def flaw_of(output: Any) -> str:
     flaw = flaw or _flaw_of_logprobs(output) or _flaw_of_partial(output)
     if flaw:
         return flaw
-    has_more = output.usage or output.error is not None or output.stop_reason is not None
+    has_more = output.usage or any(each is not None for each in (output.error, output.stop_reason, output.called))
     return _flaw_of_end(output) if has_more or not isinstance(output.usage, Mapping) else ""
 
 
@@ -76,6 +87,8 @@ def _flaw_of_end(output: Any) -> str:
     is_word = isinstance(stop_reason, str) and len(stop_reason) <= MAX_STOP_REASON
     if not (stop_reason is None or is_word or (type(stop_reason) is int and stop_reason >= 0)):
         return _wrong("stop_reason", stop_reason)
+    if not (output.called is None or _is_called(output.called)):
+        return _wrong("called", output.called)
     if error is None:
         return ""
     is_error = isinstance(error, tuple) and len(error) in (2, 3)
@@ -84,6 +97,24 @@ def _flaw_of_end(output: Any) -> str:
     if len(error) == 3 and not (type(error[2]) is int and error[2] in REFUSALS):
         return f"{_wrong('error with the status', error[2])}: there are {', '.join(map(str, REFUSALS))}"
     return ""
+
+
+def _is_called(called: Any) -> bool:
+    if not isinstance(called, ToolAnswer):
+        return False
+    content: Any = called.content
+    calls: Any = called.calls
+    if not (isinstance(content, str) and isinstance(calls, tuple) and len(calls) <= MAX_TOOL_CALLS):
+        return False
+    return all(map(_is_call, calls)) and len(content) + sum(len(each.arguments) for each in calls) <= MAX_CALLED
+
+
+def _is_call(call: Any) -> bool:
+    if not isinstance(call, ToolCall):
+        return False
+    name: Any = call.name
+    arguments: Any = call.arguments
+    return isinstance(name, str) and 0 < len(name) <= MAX_CALLED_NAME and isinstance(arguments, str)
 
 
 def _flaw_of_logprobs(output: Any) -> str:

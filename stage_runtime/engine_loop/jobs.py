@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from omni_discovery.wire import FailureKind, PayloadRef, Resume, TokenLogprobs
+from omni_discovery.wire import FailureKind, PayloadRef, Resume, TokenLogprobs, ToolAnswer
 
 #: The control method that puts an engine to sleep: the server and the engine's loop both treat it on its own.
 SLEEP: Final = "sleep"
@@ -193,6 +193,7 @@ class Finished(msgspec.Struct, frozen=True):
     usage: Mapping[str, int] = {}
     timings_s: Mapping[str, float] = {}
     stop_reason: int | str | None = None
+    called: ToolAnswer | None = None
 
 
 class SegmentEnded(msgspec.Struct, frozen=True):

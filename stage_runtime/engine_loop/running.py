@@ -129,7 +129,8 @@ def end_of(
     except PayloadError as error:
         return RequestFailed(output.key, FailureKind.PAYLOAD, str(error))
     timings_s = running.timings(done_at_s, clock())
-    return Finished(output.key, output.finish_reason or "stop", refs, output.usage, timings_s, output.stop_reason)
+    reason = output.finish_reason or "stop"
+    return Finished(output.key, reason, refs, output.usage, timings_s, output.stop_reason, output.called)
 
 
 def refusal_of(work: Work, capabilities: Capabilities, now_s: float) -> RequestFailed | None:

@@ -19,10 +19,10 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.plugins import ENGINE_GROUPS, check_packages, find_plugins
 from omni_discovery.records.params import ParamBounds
-from omni_discovery.wire import FailureKind, Resume, TokenLogprobs
+from omni_discovery.wire import FailureKind, Resume, TokenLogprobs, ToolAnswer
 from stage_runtime.config import ControlRefusedError
 
-#: Called while an engine loads, with the phase and the share of loading that is done, 0 to 1.
+#: ToolAnswer while an engine loads, with the phase and the share of loading that is done, 0 to 1.
 Report = Callable[[str, float], None]
 
 _Args = TypeVar("_Args")
@@ -73,6 +73,8 @@ class EngineOutput(msgspec.Struct, frozen=True):
     ``wire.TokenLogprobs``; ``prompt_logprobs``, on the first output with tokens, has one for each prompt token but the
     first. ``prompt_token_ids``, on that output too, is the prompt after items such as pictures were put into it.
     ``stop_reason`` is the token or text of the request's stop parameters that ended the answer, if one did.
+    ``called``, on the last output, is the meaning of the whole text where it calls functions of the request's tools;
+    such an answer is not handed over.
     ``partial_image`` says that ``image_png`` is an unfinished picture, and which: see ``PartialImageEngine``.
     """
 
@@ -96,6 +98,7 @@ class EngineOutput(msgspec.Struct, frozen=True):
     stop_reason: int | str | None = None
     #: A whole video, as an MP4 file.
     video_mp4: bytes | None = None
+    called: ToolAnswer | None = None
     partial_image: int | None = None
 
     @property
@@ -282,7 +285,7 @@ class MeasuredEngine(Protocol):
     def metrics(self) -> Mapping[str, float]:
         """What is known of ``requests_running``, ``requests_waiting`` and ``kv_cache_usage`` (0 to 1).
 
-        Called between two steps, at most four times a second; must be quick. Other names are ignored.
+        ToolAnswer between two steps, at most four times a second; must be quick. Other names are ignored.
         """
 
 

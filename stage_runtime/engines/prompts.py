@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from omni_discovery.errors import InvalidRequestError
 
@@ -14,8 +16,10 @@ _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm
 _LONG: Final = 1 << 16
 
 
-def check_unread(inputs: Mapping[str, Any]) -> None:
+def check_unread(inputs: Mapping[str, Any], *, reads_tools: bool = False) -> None:
     """Raise InvalidRequestError for an input that would be dropped: the model would answer to something else."""
+    if inputs.get("tools") and not reads_tools:
+        raise InvalidRequestError("tools: this stage calls none; leave them out")
     for name in _UNREAD:
         if inputs.get(name) is not None:
             raise InvalidRequestError(f"{name}: this stage does not read it; give the pictures or sounds themselves")
@@ -28,12 +32,14 @@ def read_prompt(
     begins: bool = True,
     items: Collection[str] = (),
     template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """The token ids of exactly one of ``messages``, ``prompt`` and ``prompt_token_ids``. Raise InvalidRequestError.
 
     ``begins`` False: the ``prompt`` continues a request, so it gets no special tokens at its front. Parts of
     messages may be ``{"type": "image"}``, or another kind of ``items``, for which the model's chat template writes a
-    placeholder. ``template`` is in place of the tokenizer's own.
+    placeholder. ``template`` is in place of the tokenizer's own. ``tools`` are functions that the model may call, as a
+    chat has them, for its template to show.
     """
     given = [name for name in ("messages", "prompt", "prompt_token_ids") if inputs.get(name) is not None]
     if len(given) != 1:
@@ -41,7 +47,7 @@ def read_prompt(
     value = inputs[given[0]]
     match given[0]:
         case "messages":
-            return _render(tokenizer, value, items, template)
+            return _render(tokenizer, value, items, template, tools)
         case "prompt" if isinstance(value, str):
             return list(tokenizer.encode(value, add_special_tokens=begins)) if value else []
         case "prompt_token_ids" if isinstance(value, list | tuple) and set(map(type, value)) <= {int}:
@@ -72,27 +78,61 @@ def is_long(inputs: Mapping[str, Any]) -> bool:
 
 
 def text_size(inputs: Mapping[str, Any]) -> int:
-    """Characters of the text in a client's prompt or messages. What is none has no size here."""
+    """Characters of the text in a client's prompt or messages, and of its tools. What is none has no size here."""
     messages = inputs.get("messages")
     contents: list[Any] = [inputs.get("prompt")]
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
         parts = content if isinstance(content, list) else [{"text": content}]
         contents += [part.get("text") for part in parts if isinstance(part, Mapping)]
-    return sum(len(each) for each in contents if isinstance(each, str))
+    size = len(str(inputs["tools"])) if inputs.get("tools") else 0
+    return size + sum(len(each) for each in contents if isinstance(each, str))
 
 
-def _render(tokenizer: Any, messages: Any, items: Collection[str], template: str | None) -> list[int]:
+def _render(
+    tokenizer: Any,
+    messages: Any,
+    items: Collection[str],
+    template: str | None,
+    tools: Sequence[Mapping[str, Any]],
+) -> list[int]:
     _check_messages(messages, items)
+    shown = {"tools": list(tools)} if tools else {}
     try:
         text = tokenizer.apply_chat_template(
-            messages, chat_template=template, tokenize=False, add_generation_prompt=True
+            _with_arguments_read(messages),
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **shown,
         )
     except Exception as error:
         # A template is a program that came with the model; it may raise anything.
         raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
     # The template has written the special tokens that it wants.
     return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _with_arguments_read(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages with the arguments of earlier calls as objects, which is how chat templates have them."""
+    return [
+        {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _with_arguments(call: Any) -> Any:
+    called = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(called, Mapping) or not isinstance(called.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(called["arguments"])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        # The template shows what is no JSON as it is.
+        return call
+    return {**call, "function": {**called, "arguments": arguments}}
 
 
 def _check_messages(messages: Any, items: Collection[str] = ()) -> None:

@@ -118,6 +118,7 @@ def _message(ticket: Ticket, outcome: Report, queue_length: int) -> wire.FromRep
                 timings_s=dict(outcome.timings_s),
                 pieces=ticket.pieces,
                 stop_reason=UNSET if outcome.stop_reason is None else outcome.stop_reason,
+                called=UNSET if outcome.called is None else outcome.called,
             )
         case SegmentEnded():
             return wire.SegmentDone(

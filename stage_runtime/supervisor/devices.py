@@ -134,7 +134,8 @@ def _check_is_there(stage_id: int, name: str, machine: Machine) -> None:
         return
     count = max(machine.counts.values(), default=0)
     if int(name) >= count:
-        advice = "correct runtime.devices" if count else "set runtime.devices to cpu, or leave it out"
+        on_cpus = f'(here alone: --stage-overrides \'{{"{stage_id}": {{"devices": "cpu"}}}}\')'
+        advice = "correct runtime.devices" if count else f"set runtime.devices to cpu {on_cpus}, or leave it out"
         where = f"this machine has {_count(count)}" + (", counted from 0" if count else "")
         raise NoSuchDeviceError(f"stage {stage_id}: there is no device {name} here: {where}; {advice}")
 

@@ -149,14 +149,19 @@ def stage_environment(stage: StageConfig, model_is_local: bool, advertise_host: 
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
+            # It says the same of a model's config a dozen times.
+            "TRANSFORMERS_VERBOSITY": "error",
             "PYTHONWARNINGS": "ignore::FutureWarning",
         }
         if _is_on_one_host(stage.engine_args):
             # The ports between the ranks of a stage: without this, on the address that the host's name has.
             environment["GLOO_SOCKET_IFNAME"] = "lo"
-        if advertise_host and stage.engine_args.get("kv_transfer_config"):
+        if advertise_host and (transfer := stage.engine_args.get("kv_transfer_config")):
             # vLLM itself would say "localhost", which finds nothing from another machine.
             environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = advertise_host
+            if isinstance(transfer, dict) and transfer.get("kv_connector") == "MooncakeConnector":
+                # It has no variable of its own; vLLM would look for an address, and say 0.0.0.0 where it finds none.
+                environment["VLLM_HOST_IP"] = advertise_host
     return environment
 
 

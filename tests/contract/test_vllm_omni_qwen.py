@@ -170,6 +170,24 @@ def test_a_seed_is_made_of_the_request_where_it_has_none(chain: Chain) -> None:
     assert codes_of(first) == codes_of(again) != codes_of(other)
 
 
+@pytest.mark.attack("L7")
+@of(WHOLE_2_5)
+def test_a_talker_speaks_without_a_penalty_for_repetition(chain: Chain) -> None:
+    """Its model looks at prompts that vLLM gathers for penalties alone. Beside a request that has one, too."""
+    without = params()
+    without[1] |= {"repetition_penalty": 1.0}
+    alone = chain.ask({"a": CHAT}, without, stages=2)["a"]
+    assert len(codes_of(alone)) > 1
+    given = chain.ask({"b": CHAT}, params(), stages=1)["b"].handed[0]
+    talker = chain.engines[1]
+    for key, asked in (("with", params()[1]), ("without", without[1])):
+        talker.add(StageRequest(key, "a", params=asked, payloads={0: given}, next_stages=(2,)))
+    both = finish(talker, "with", "without")
+    handed = both["without"][-1].handoff
+    assert handed is not None
+    assert codes_of(Answer(handed=[handed])) == codes_of(alone)
+
+
 @every
 def test_hidden_states_keep_their_dtype(chain: Chain, request: pytest.FixtureRequest) -> None:
     """With the ids of the tokens that they belong to; bfloat16 stays bfloat16 through a connector."""

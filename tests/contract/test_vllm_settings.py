@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -77,3 +79,17 @@ def test_pickled_weights_are_not_read_unless_the_host_allows_them(tmp_path: Path
     assert isinstance(refusal, ConfigError)
     assert "--allow pickled-weights" in str(refusal)
     assert within(stage, Bounds(allow=("pickled-weights",))) is stage
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_what_vllm_logs_goes_where_our_log_goes(form: str) -> None:
+    """Answers of a command are on standard output, and nothing else."""
+    program = f"""
+from omni_discovery.commands.output import configure_logging
+from omni_discovery.logs.setup import LogOptions
+configure_logging(LogOptions(format="{form}"))
+from vllm.logger import init_logger
+init_logger("vllm.entrypoints.here").info("it was told")
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert (told.stdout, told.stderr.count("it was told")) == ("", 1)

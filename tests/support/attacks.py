@@ -176,6 +176,7 @@ ATTACKS: Final = (
     Attack("L3", "a schema of gigabytes inside of a grammar", "refused; grammars hold no others"),
     Attack("L4", "hundreds of long bad words, for 16 answers", "4096 characters for all answers together"),
     Attack("L6", "a form that vLLM checks with an assertion", "a 400; no failure of the replica"),
+    Attack("L7", "a speech for whose talker no penalty is asked", "spoken; its replica goes on"),
     Attack("M7", "a thousand videos asked for at once", "no more get a place than there are, of each key and in all"),
     Attack("M8", "a job whose record no hub can read", "a 400; nothing is written; junk is one line in the log"),
     Attack("M9", "a key by the name of another, in a second file, in etcd or later", "none of the other's videos"),

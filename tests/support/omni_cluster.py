@@ -118,12 +118,10 @@ class Cluster:
         self.etcd.__enter__()
         registry = ["--etcd-endpoints", self.etcd.endpoint]
         omni = [model, "--omni", "--omni-python", str(PYTHON)]
-        # A document from etcd may name models below these folders alone.
-        allowed = ["--model-root", str(Path(model).parent)]
         self.hosts = []
         for stage in ("0", "1"):
             here = ["--headless", "--stage-id", stage, "--omni-dp-size-local", "2", "--namespace", NAMESPACE]
-            words = ["serve", *omni, *here, *registry, *allowed]
+            words = ["serve", *omni, *here, *registry]
             self.hosts.append(Child(words, _folder(folder / f"host{stage}"), f"host{stage}"))
         # What is left for the hub: to resolve, and to serve.
         self.hub = Hub.of_yaml(_folder(folder / "hub"), THEIRS, *omni, "--hub-only", *registry)

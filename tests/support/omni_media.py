@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import wave
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,23 @@ def tone(length_s: float, *, kind: str = "WAV", channels: int = 1, level: float 
     made = io.BytesIO()
     soundfile.write(made, np.stack([samples] * channels, axis=1), _RATE_HZ, format=kind)
     return made.getvalue()
+
+
+def sine(pitch_hz: float, length_s: float = 0.6) -> bytes:
+    """The WAV file of a tone, made without a library."""
+    samples = 16000 * np.sin(2 * np.pi * pitch_hz / _RATE_HZ * np.arange(int(length_s * _RATE_HZ)))
+    made = io.BytesIO()
+    with wave.open(made, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(_RATE_HZ)
+        file.writeframes(samples.astype("<i2").tobytes())
+    return made.getvalue()
+
+
+def clip() -> bytes:
+    """The file of a video of eight frames, with sound."""
+    return video(8, sound_s=0.8)
 
 
 def video(frames: int, *, kind: str = "mp4", width: int = 64, height: int = 48, sound_s: float = 0.0) -> bytes:
@@ -39,8 +57,8 @@ def video(frames: int, *, kind: str = "mp4", width: int = 64, height: int = 48, 
             container.mux(packet)
         if speech is not None:
             for at in range(int(sound_s * 16000 / 1024)):
-                wave = 0.5 * np.sin(np.arange(at * 1024, (at + 1) * 1024) / 8)
-                heard = av.AudioFrame.from_ndarray(wave[None].astype(np.float32), format="fltp", layout="mono")
+                loud = 0.5 * np.sin(np.arange(at * 1024, (at + 1) * 1024) / 8)
+                heard = av.AudioFrame.from_ndarray(loud[None].astype(np.float32), format="fltp", layout="mono")
                 heard.sample_rate, heard.pts = 16000, at * 1024
                 for packet in speech.encode(heard):
                     container.mux(packet)

@@ -43,9 +43,14 @@ def pair(folder: Path, decoders: int = 1) -> DeployConfig:
     return decode_deploy(msgspec.json.encode({"stages": [prefill, decode]}), "test")
 
 
-def over_network(connector: str) -> DeployConfig:
-    """The two stages, with a KV that goes from replica to replica; a decode that can't have it fails."""
-    transfer = {"kv_connector": connector, "kv_load_failure_policy": "fail"}
+def over_network(connector: str, **extra: Any) -> DeployConfig:
+    """The two stages, with a KV that goes from replica to replica; a decode that can't have it fails.
+
+    ``extra`` are settings of the connector.
+    """
+    transfer: dict[str, Any] = {"kv_connector": connector, "kv_load_failure_policy": "fail"}
+    if extra:
+        transfer["kv_connector_extra_config"] = extra
     prefill = stage(0, pd="prefill", kv_transfer_config=transfer)
     decode = stage(1, pd="decode", kv_transfer_config=transfer)
     decode |= {"final_output": "text", "default_sampling_params": {"ignore_eos": True}}

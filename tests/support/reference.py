@@ -229,6 +229,8 @@ def _capital(text: str) -> str:
 
 #: What a label of a metric says.
 _LABELS: Final = {
+    "code": "the code of [an error](../http-api.md#errors), or one of OpenAI's for events of a session:"
+    " `input_audio_buffer_full`, `conversation_already_has_active_response` ...",
     "component": "`hub` or `supervisor`",
     "device": "the devices that the replica was shown",
     "engine": "the engine of the stage",
@@ -237,6 +239,7 @@ _LABELS: Final = {
     " `revoked` ...",
     "hub": "the id of a hub",
     "gpu": "the GPU's number among those that the replica sees",
+    "kind": "of what `/v1/realtime` has refused: `session` or `event`",
     "key": "the name of an API key, or `admin` or `metrics` for those tokens; never a key",
     "model": "the model of the stage",
     "namespace": "the namespace in etcd",

@@ -55,6 +55,13 @@ stages:
 """
 #: As SPEAKER, but it hears, too, and says what it was told: see ``listen``.
 LISTENER = SPEAKER.replace("speaking:think", "speaking:listen").replace("model: speaker", "model: listener")
+#: What it is told, and the sound of it, unless it is a call of a function.
+CALLER = """
+model: caller
+stages:
+  - {stage_id: 0, engine: echo, engine_args: {tool_call_parser: echo}, final_output: text}
+  - {stage_id: 1, engine: torch, engine_args: {target: "tests.support.speaking:speak_echo"}, final_output: audio}
+"""
 #: Words, and a picture of them.
 DRAWER = """
 model: drawer
@@ -134,6 +141,17 @@ def speak(said: Said) -> Iterator[bytes]:
             GO_ON.wait(60.0)
         _, is_odd, rate_hz = word.partition("RATE=")
         yield wav_of(samples_of(word, said), int(rate_hz) if is_odd else RATE_HZ)
+
+
+class Echoed(msgspec.Struct):
+    """The words of an echo engine."""
+
+    token_ids: list[int]
+
+
+def speak_echo(echoed: Echoed) -> Iterator[bytes]:
+    """A WAV file for each word."""
+    return speak(Said(text=bytes(echoed.token_ids).decode()))
 
 
 def samples_of(word: str, said: Said) -> bytes:

@@ -54,7 +54,7 @@ class ChatCompletions:
         with self._route.omni.rejections.counted():
             params = chat_params(self._route.deploy, chat)
         companions = {role: {"messages": [{"role": "user", "content": text}]} for role, text in chat.companions.items()}
-        inputs, answers = {"messages": chat.messages}, chat.n or 1
+        inputs, answers = chat.inputs(), chat.n or 1
         asks = [Ask(inputs, with_seed(params, number), chat.modalities, companions) for number in range(answers)]
         stage_ids = [stage.stage_id for stage in self._route.deploy.stages]
         given = (

@@ -49,7 +49,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]], links: MediaLinks = NO
     for what, most in _MOST.items():
         if counts[what] > most:
             raise InvalidRequestError(f"{counts[what]} {what} are in 'messages'; one request may show {most}")
-    if not _has_content(messages[-1].get("content")):
+    # A tool may have nothing to say.
+    if messages[-1].get("role") != "tool" and not _has_content(messages[-1].get("content")):
         raise InvalidRequestError("the last message is empty; write a question into its 'content'")
 
 

@@ -33,6 +33,13 @@ class ChatSound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     format: _Word = "wav"
 
 
+class Processing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a client may say of how its files are processed, as vLLM names it."""
+
+    #: Whether the sound of its videos is heard too.
+    use_audio_in_video: bool = False
+
+
 class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/chat/completions."""
 
@@ -47,6 +54,7 @@ class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=T
     #: As vLLM-Omni names them; ``audio.voice`` is the same as ``speaker``.
     speaker: _Word | None = None
     language: _Word | None = None
+    mm_processor_kwargs: Processing | None = None
 
     # Not served here: `check_neutral` checks that they ask for nothing.
     best_of: Any = None
@@ -67,6 +75,13 @@ class ChatRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_only=T
         """See TextFields."""
         longest = self.max_completion_tokens or self.max_tokens
         return super().text_params() | ({} if longest is None else {"max_tokens": longest})
+
+    def inputs(self) -> dict[str, Any]:
+        """What the first stage gets."""
+        told = self.mm_processor_kwargs
+        if told is None or not told.use_audio_in_video:
+            return {"messages": self.messages}
+        return {"messages": self.messages, "mm_processor_kwargs": msgspec.structs.asdict(told)}
 
     @property
     def sound_format(self) -> str:

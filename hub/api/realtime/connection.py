@@ -22,7 +22,7 @@ from hub.api.audio.encoder import SoundFile
 from hub.api.chat.choices import Choices
 from hub.api.chat.schema import ChatRequest, ChatSound, chat_params
 from hub.api.door.guard import still_opens
-from hub.api.errors import NotServedError, UnauthorizedError, error_response
+from hub.api.errors import NotServedError, UnauthorizedError, describe, error_response
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
@@ -30,13 +30,12 @@ from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import read_samples
 from hub.api.realtime.detector import VoiceDetector, detector_missing
-from hub.api.realtime.machine import (
+from hub.api.realtime.events import (
     BeginResponse,
     EncodeSounds,
     EndResponse,
     EventFailed,
     RealtimeEvent,
-    RealtimeMachine,
     ResponseEnded,
     SendEvent,
     SoundCame,
@@ -44,9 +43,11 @@ from hub.api.realtime.machine import (
     SoundsEncoded,
     WordsMade,
 )
+from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.memory import SoundMemory
 from hub.api.realtime.schema import BufferAppend, ItemCreate, id_of, parse_event
 from hub.api.realtime.settings import Abilities
+from hub.api.realtime.tools import tools_missing
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
 
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
+    from omni_discovery.wire import ToolCall
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +87,8 @@ class Realtime:
         self.memory = SoundMemory(omni.realtime_bounds.max_memory_bytes)
         made = {stage.final_output for stage in deploy.stages}
         self.made = tuple(each for each in ("text", "audio") if each in made)
-        missing = detector_missing()
-        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, missing)
+        missing = detector_missing(), tools_missing(deploy)
+        self.abilities = Abilities(deploy.served_name, "audio" in made, "text" in made, *missing)
 
     async def respond(self, websocket: WebSocket) -> None:
         """Serve one connection."""
@@ -96,10 +98,16 @@ class Realtime:
             with self.omni.rejections.counted():
                 self._check(websocket)
         except OmniError as error:
+            self.note_refusal("session", describe(error)[1]["error"]["code"])
             await websocket.send_denial_response(error_response(error))
             return
         await websocket.accept(_SUBPROTOCOL if _SUBPROTOCOL in _subprotocols(websocket) else None)
-        await _Connection(self, websocket).run()
+        with self.omni.hub_metrics.realtime_sessions.track_inprogress():
+            await _Connection(self, websocket).run()
+
+    def note_refusal(self, kind: str, code: str) -> None:
+        """Count what is refused: a ``session``, or an ``event`` of one."""
+        self.omni.hub_metrics.realtime_refusals.labels(kind, code).inc()
 
     def _check(self, websocket: WebSocket) -> None:
         """Raise InvalidRequestError for a session that is not served here."""
@@ -248,14 +256,19 @@ class _Connection:
     def _put_all(self, actions: list[Any]) -> None:
         for action in actions:
             if isinstance(action, SendEvent):
-                self._outbox.put(action.event)
+                self._send(action.event)
+
+    def _send(self, event: Mapping[str, Any]) -> None:
+        if event["type"] == "error":
+            self._realtime.note_refusal("event", event["error"]["code"])
+        self._outbox.put(event)
 
     async def _perform(self, event: RealtimeEvent) -> None:
         """Apply an event, and carry out what follows."""
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
-                    self._outbox.put(action.event)
+                    self._send(action.event)
                 case EncodeSounds():
                     await self._encode(action)
                 case BeginResponse():
@@ -308,13 +321,15 @@ class _Connection:
             params = chat_params(self._realtime.deploy, chat)
         exchange, headers = self._exchange, self._websocket.headers
         outputs = self._omni.generate(
-            {"messages": begin.messages},
+            {"messages": begin.messages, **made.tools},
             request_id=f"{exchange.request_id}-{begin.response_id.rpartition('_')[2]}",
             label=exchange.label,
             key=exchange.key,
             modalities=chat.modalities,
             params=params,
             received_s=time.perf_counter(),
+            # What calls a function is not to be said, which is known when it is whole.
+            async_chunk=False if made.tools else None,
             trace_headers=trace_headers(headers) if self._omni.is_traced else None,
         )
         async with aclosing(outputs):
@@ -323,14 +338,14 @@ class _Connection:
                 await self._show(begin.response_id, output, made)
         if rest := await self._realtime.sounds.finished(made.sound):
             await self._perform(SoundMade(begin.response_id, rest))
-        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut))
+        await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), made.is_cut, calls=made.calls))
 
     async def _show(self, response_id: str, output: OmniOutput, made: _Made) -> None:
         if not made.takes(output):
             return
         await self._outbox.room()
-        if output.text:
-            await self._perform(WordsMade(response_id, output.text))
+        if words := made.words_of(output):
+            await self._perform(WordsMade(response_id, words))
         if output.data:
             async for samples in self._realtime.sounds.encoded(made.sound, output.data):
                 if samples:
@@ -349,6 +364,11 @@ class _Made:
         self._choices = Choices(self.modalities)
         self._usage = Usage([stage.stage_id for stage in realtime.deploy.stages])
         self.is_cut = False
+        #: What may be called, as the first stage gets it; and what is.
+        self.tools = begin.settings.tools.inputs()
+        self.calls: Sequence[ToolCall] = ()
+        #: Words that may turn out to be a call.
+        self._held: list[str] = []
 
     def chat(self) -> ChatRequest:
         """The same, as a chat would ask it."""
@@ -370,6 +390,20 @@ class _Made:
         self._choices.note_end(choice, output)
         self.is_cut = choice.finish_reason == "length"
         return True
+
+    def words_of(self, output: OmniOutput) -> str:
+        """The words that are shown by an output that it takes: where tools may be called, all of them at the end."""
+        if not self.tools:
+            return output.text
+        self._held.append(output.text)
+        if output.finish_reason is None or output.modality != "text":
+            return ""
+        words, called = "".join(self._held), output.called
+        self._held.clear()
+        if called is None:
+            return words
+        self.calls = called.calls
+        return called.content
 
     def shown_usage(self) -> dict[str, Any]:
         """The token counts, as responses have them."""

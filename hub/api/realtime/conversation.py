@@ -225,7 +225,12 @@ def messages_of(items: Sequence[ConversationItem], instructions: str, *, truncat
                 )
             break
         message = item.message()
-        if message is not None:
+        if message is None:
+            continue
+        if kept and item.kind == "function_call" and "tool_calls" in kept[0]:
+            # The calls of one answer, as chat templates know them.
+            kept[0]["tool_calls"] = message["tool_calls"] + kept[0]["tool_calls"]
+        else:
             kept.insert(0, message)
     # What a tool has said is nothing without its call.
     while kept and kept[0]["role"] == "tool":

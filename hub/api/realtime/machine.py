@@ -19,6 +19,20 @@ from hub.api.realtime.conversation import (
     messages_of,
     read_item,
 )
+from hub.api.realtime.events import (
+    BeginResponse,
+    EncodeSounds,
+    EndResponse,
+    EventFailed,
+    RealtimeAction,
+    RealtimeEvent,
+    ResponseEnded,
+    SendEvent,
+    SoundCame,
+    SoundMade,
+    SoundsEncoded,
+    WordsMade,
+)
 from hub.api.realtime.listening import Listening, SpeechStarted, SpeechStopped
 from hub.api.realtime.response import SpokenResponse
 from hub.api.realtime.schema import (
@@ -37,9 +51,10 @@ from hub.api.realtime.schema import (
     SessionUpdate,
     TurnDetection,
 )
-from hub.api.realtime.settings import Abilities, SessionSettings, first_settings, for_response, updated
+from hub.api.realtime.settings import Abilities, first_settings, for_response, updated
 from hub.config import RealtimeBounds
 from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.wire import ToolCall
 
 #: The shortest turn.
 _LEAST_TURN_MS = 100
@@ -51,101 +66,6 @@ class RealtimeRefusalError(InvalidRequestError):
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-# ---- what happens, besides events of the client
-
-
-@dataclass(frozen=True, slots=True)
-class SoundCame:
-    """Sound of the client; ``voiced`` is what the detector says of each further 20 ms, None where it is off."""
-
-    samples: bytes
-    voiced: Sequence[bool] | None
-    #: The client's.
-    event_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SoundsEncoded:
-    """The sounds of an item are files now, each with its format."""
-
-    item_id: str
-    files: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class WordsMade:
-    """The response has words."""
-
-    response_id: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SoundMade:
-    """The response has sound."""
-
-    response_id: str
-    samples: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseEnded:
-    """The response has ended. ``error`` None: as it should, or at its ``max_output_tokens``."""
-
-    response_id: str
-    usage: Mapping[str, Any] | None = None
-    is_cut: bool = False
-    error: OmniError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EventFailed:
-    """An event of the client can't be followed; ``event_id`` is the client's."""
-
-    error: OmniError
-    event_id: str | None = None
-
-
-RealtimeEvent = ClientEvent | SoundCame | SoundsEncoded | WordsMade | SoundMade | ResponseEnded | EventFailed
-
-
-# ---- what is to be done
-
-
-@dataclass(frozen=True, slots=True)
-class SendEvent:
-    """Send an event to the client."""
-
-    event: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeSounds:
-    """Have these samples made files; then SoundsEncoded."""
-
-    item_id: str
-    sounds: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class BeginResponse:
-    """Ask the pipeline; then WordsMade and SoundMade, and at last ResponseEnded."""
-
-    response_id: str
-    messages: list[dict[str, Any]]
-    settings: SessionSettings
-
-
-@dataclass(frozen=True, slots=True)
-class EndResponse:
-    """Stop to make the response that runs."""
-
-    response_id: str
-
-
-RealtimeAction = SendEvent | EncodeSounds | BeginResponse | EndResponse
 
 
 @dataclass(slots=True)
@@ -446,7 +366,7 @@ class RealtimeMachine:
         elif event.is_cut:
             status = "incomplete"
             response.details = {"type": status, "reason": "max_output_tokens"}
-        return self._finish(response, status)
+        return self._finish(response, status, event.calls)
 
     def _cancel(self, event: ResponseCancel, now_s: float) -> list[RealtimeAction]:
         response = self._response
@@ -463,10 +383,25 @@ class RealtimeMachine:
             actions.append(self._cut(response.item, content, 0, heard_ms, is_whole=False))
         return actions
 
-    def _finish(self, response: SpokenResponse, status: str) -> list[RealtimeAction]:
+    def _finish(self, response: SpokenResponse, status: str, calls: Sequence[ToolCall] = ()) -> list[RealtimeAction]:
         self._response = None
         self.conversation.recount()
-        return list(map(self._send, response.end(status, self._before(response.item))))
+        actions: list[RealtimeAction] = [*map(self._send, response.end(status, self._before(response.item)))]
+        for call in calls:
+            actions += self._call(response, call)
+        return [*actions, self._send(response.done())]
+
+    def _call(self, response: SpokenResponse, call: ToolCall) -> list[RealtimeAction]:
+        item = ConversationItem(
+            self._new_id("item"), "function_call", status="in_progress", call_id=self._new_id("call"), name=call.name
+        )
+        before, removed = None, list[str]()
+        if response.in_conversation:
+            removed = self.conversation.make_room(0, truncates=True)
+            before = self.conversation.add(item, len(self.conversation))
+        events = response.call(item, call.arguments, before)
+        self.conversation.recount()
+        return [*map(self._deleted, removed), *map(self._send, events)]
 
     def _before(self, item: ConversationItem) -> str | None:
         before: str | None = None

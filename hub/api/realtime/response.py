@@ -32,6 +32,8 @@ class SpokenResponse:
     usage: Mapping[str, Any] | None = None
     #: Why it has not been completed.
     details: Mapping[str, Any] | None = None
+    #: The functions that it calls.
+    calls: list[ConversationItem] = field(default_factory=list)
     _content: Content = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,13 +56,16 @@ class SpokenResponse:
             "conversation_id": self.conversation_id if self.in_conversation else None,
             "status": self.status,
             "status_details": self.details,
-            "output": [self.item.shown()] if self.is_shown and self.status != "in_progress" else [],
+            "output": self._output() if self.status != "in_progress" else [],
             "output_modalities": [self.settings.modality],
             "max_output_tokens": self.settings.shown_tokens,
             "audio": {"output": self.settings.shown_output},
             "metadata": self.metadata,
             "usage": self.usage,
         }
+
+    def _output(self) -> list[dict[str, Any]]:
+        return [each.shown() for each in ([self.item] if self.is_shown else []) + self.calls]
 
     def first(self, previous_id: str | None) -> list[dict[str, Any]]:
         """The events before the first delta. ``previous_id``: the item before it in the conversation."""
@@ -89,7 +94,7 @@ class SpokenResponse:
         ]
 
     def end(self, status: str, previous_id: str | None) -> list[dict[str, Any]]:
-        """The events after the last delta. ``usage`` and ``details`` have been set."""
+        """The events after the last delta, but for calls and ``response.done``."""
         self.status = status
         events: list[dict[str, Any]] = []
         if self.is_shown:
@@ -104,14 +109,37 @@ class SpokenResponse:
                 done = {"type": "conversation.item.done", "previous_item_id": previous_id, "item": self.item.shown()}
                 events.append(done)
             events.append(self._event("response.output_item.done", output_index=0, item=self.item.shown()))
-        return [*events, {"type": "response.done", "response": self.shown()}]
+        return events
+
+    def call(self, item: ConversationItem, arguments: str, previous_id: str | None) -> list[dict[str, Any]]:
+        """The events of a function that is called: an item of its own, whole at once."""
+        index = len(self.calls) + self.is_shown
+        self.calls.append(item)
+        begun = item.shown()
+        item.status, item.value = "completed", arguments
+        placed = {"previous_item_id": previous_id}
+        where = {"item_id": item.item_id, "output_index": index, "call_id": item.call_id}
+        name = "response.function_call_arguments"
+        events = [
+            self._event("response.output_item.added", output_index=index, item=begun),
+            {"type": "conversation.item.added", **placed, "item": begun},
+            self._event(f"{name}.delta", **where, delta=arguments),
+            self._event(f"{name}.done", **where, name=item.name, arguments=arguments),
+            {"type": "conversation.item.done", **placed, "item": item.shown()},
+            self._event("response.output_item.done", output_index=index, item=item.shown()),
+        ]
+        return [each for each in events if self.in_conversation or not each["type"].startswith("conversation.")]
+
+    def done(self) -> dict[str, Any]:
+        """The last event. ``usage`` and ``details`` have been set."""
+        return {"type": "response.done", "response": self.shown()}
 
     def _part(self) -> dict[str, Any]:
         if self._is_sound:
             return {"type": "audio", "transcript": self._content.text}
         return {"type": "text", "text": self._content.text}
 
-    def _event(self, name: str, **more: Any) -> dict[str, Any]:
+    def _event(self, name: str, /, **more: Any) -> dict[str, Any]:
         return {"type": name, "response_id": self.response_id, **more}
 
     def _of_part(self, name: str, **more: Any) -> dict[str, Any]:

@@ -76,6 +76,22 @@ class SessionAudio(_Fields, frozen=True):
     output: SessionOutput | UnsetType = UNSET
 
 
+class SessionTool(_Fields, frozen=True):
+    """A function that the model may call; ``parameters`` is the JSON schema of its arguments."""
+
+    type: Literal["function"]
+    name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class SessionToolChoice(_Fields, frozen=True):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: _Word
+
+
 class _Asked(_Fields, frozen=True):
     """What a session and a response may both set."""
 
@@ -83,9 +99,9 @@ class _Asked(_Fields, frozen=True):
     output_modalities: _Modalities | UnsetType = UNSET
     max_output_tokens: _Tokens | UnsetType | None = UNSET
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
+    tools: list[SessionTool] | UnsetType | None = UNSET
+    tool_choice: Literal["auto", "none", "required"] | SessionToolChoice | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     prompt: Any = None
     reasoning: Any = None
     # OpenAI's beta.
@@ -119,9 +135,6 @@ class SessionFields(_Asked, frozen=True):
 
 #: The neutral values of each field that is not served, in addition to null.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("auto", "none"),
-    "parallel_tool_calls": (True, False),
     "prompt": (),
     "reasoning": (),
     "include": ([],),
@@ -134,7 +147,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 #: Why, where one may expect it.
 _WHY: Final[Mapping[str, str]] = {
-    "tools": "no stage is asked to call tools by this hub's own API. Leave it out, or ask a hub with --api vllm",
     "transcription": "no stage writes down what it hears. Leave it out, or send null",
     "input_audio_transcription": "no stage writes down what it hears. Leave it out, or send null",
 }

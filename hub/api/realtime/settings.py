@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from hub.api.generation.fields import Voice, name_of_voice
 from hub.api.realtime.schema import ResponseFields, SessionFields, SessionOutput, TurnDetection, check_served
+from hub.api.realtime.tools import NO_SESSION_TOOLS, SessionTools
 from omni_discovery.errors import InvalidRequestError
 
 _Value = TypeVar("_Value")
@@ -29,6 +30,8 @@ class Abilities:
     writes: bool
     #: Why there is no voice detection; empty: there is.
     no_detection: str = ""
+    #: Why no functions can be called; empty: they can.
+    no_tools: str = ""
 
     def modality(self, asked: Sequence[str], where: str) -> str:
         """What a response is made of: ``audio``, which has its words as a transcript, or ``text``.
@@ -58,6 +61,8 @@ class SessionSettings:
     turn_detection: TurnDetection | None = None
     #: Whether the oldest items give way where a request, or the conversation, would be too long.
     truncates: bool = True
+    #: What the model may call.
+    tools: SessionTools = NO_SESSION_TOOLS
 
     @property
     def shown_tokens(self) -> int | str:
@@ -80,8 +85,7 @@ class SessionSettings:
             "model": model,
             "output_modalities": [self.modality],
             "instructions": self.instructions,
-            "tools": [],
-            "tool_choice": "auto",
+            **self.tools.shown(),
             "max_output_tokens": self.shown_tokens,
             "truncation": "auto" if self.truncates else "disabled",
             "expires_at": expires_at,
@@ -144,7 +148,7 @@ def _with_asked(
         settings = replace(settings, instructions=asked.instructions)
     if asked.temperature is not UNSET:
         settings = replace(settings, temperature=asked.temperature)
-    return settings
+    return replace(settings, tools=settings.tools.updated(asked, where, abilities.no_tools))
 
 
 def _voice_of(voice: str | Voice | None) -> str | None:

@@ -28,6 +28,7 @@ class KeyCommand:
         create = actions.add_parser("create", help="make a key and print it, this once")
         create.add_argument("name", metavar="NAME", help="what logs and metrics call it: who uses it, or what for")
         listing = actions.add_parser("list", help="the names of all keys, and when they were made")
+        listing.add_argument("--json", action="store_true", help="print them as JSON lines instead")
         revoke = actions.add_parser("revoke", help="take a key back, within a second or two")
         revoke.add_argument("name", metavar="NAME", help="the key's name")
         for action in (create, listing, revoke):
@@ -39,7 +40,7 @@ class KeyCommand:
 
         namespace = arguments.namespace
         if arguments.action == "list":
-            return with_registry(arguments, lambda kv: _list(kv, namespace))
+            return with_registry(arguments, lambda kv: _list(kv, namespace, as_json=arguments.json))
         name = check_key_name(arguments.name)
         work = _create if arguments.action == "create" else _revoke
         return with_registry(arguments, lambda kv: work(kv, namespace, name))
@@ -67,13 +68,13 @@ async def _create(kv: KVStore, namespace: str, name: str) -> int:
     return 0
 
 
-async def _list(kv: KVStore, namespace: str) -> int:
+async def _list(kv: KVStore, namespace: str, *, as_json: bool = False) -> int:
     from rich import box
     from rich.table import Table
 
     from omni_discovery.clock import utc_time
     from omni_discovery.commands.output import say
-    from omni_discovery.commands.terminal import TextConsole
+    from omni_discovery.commands.terminal import TextConsole, print_json
     from omni_discovery.records.api_key import read_api_keys
     from omni_discovery.records.keys import api_keys_prefix
 
@@ -82,6 +83,10 @@ async def _list(kv: KVStore, namespace: str) -> int:
         say(f"can't be read, and opens nothing: {error}", error=True)
     if not found:
         say(f"namespace {namespace!r} has no API key: omni key create NAME", error=True)
+        return 0
+    if as_json:
+        for name, record in sorted(found.items()):
+            print_json({"name": name, "created_at": record.created_at})
         return 0
     table = Table(box=box.SIMPLE)
     table.add_column("key", overflow="fold")

@@ -68,7 +68,7 @@ _ENGINE_ARGS: Final[Mapping[str, frozenset[str]]] = {
     "echo": frozenset(
         (
             *("capacity", "modality", "delay_s", "load_s", "payload_bytes", "fail_on", "crash_on", "kill_on"),
-            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc", "random"),
+            *("hang_on", "handoff_on", "control_delay_s", "allow_rpc", "random", "tool_call_parser"),
         )
     ),
     "diffusion": frozenset(

@@ -137,7 +137,7 @@ PICKLED_METHODS: Final = frozenset(("bitsandbytes",))
 _OTHER_FILES: Final = frozenset(("gguf",))
 _NAMES_IN_PARTS: Final = frozenset(("revision", "engine_id"))
 #: This project's own arguments of engine ``vllm`` that are settings; ``allow_rpc`` is none.
-OWN: Final = frozenset(("pd", "handoff"))
+OWN: Final = frozenset(("pd", "handoff", "tool_call_parser"))
 #: Words of engine ``vllm-omni`` that name something in vLLM-Omni's own tables.
 WORDS_OF_OMNI: Final = frozenset(("pipeline",))
 #: Arguments of engine ``vllm-omni``, its own and vLLM-Omni's, that are settings where they hold numbers alone.

@@ -22,12 +22,14 @@ from msgspec import Meta
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.tools import asked_tools
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, allowed_rpc, checked_args
 from stage_runtime.engines.echo.speech import (
     NOT_RESUMABLE,
     Speech,
+    called_in,
     companions_of,
     handoff_of,
     text_handed,
@@ -121,6 +123,8 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     broken_file: str = ""
     #: Draw a number behind each word, by the request's ``seed`` if it has one.
     random: bool = False
+    #: ``echo``: a request with tools whose text holds ``CALL name {...}`` is answered by that call.
+    tool_call_parser: Literal["", "echo"] = ""
     #: With this set, only answers that hold it are handed over.
     handoff_on: str = ""
     #: How long a control call takes, and which methods ``collective_rpc`` may call.
@@ -173,6 +177,8 @@ class EchoEngine:
         if request.key in self._speeches:
             raise InvalidRequestError("the request is running already")
         text = text_of(request) + companions_of(request)
+        if asked_tools(request.inputs) is not None and not self._args.tool_call_parser:
+            raise InvalidRequestError("tools: this stage has no engine_args.tool_call_parser; leave them out")
         max_tokens = request.params.get("max_tokens")
         if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
             raise InvalidRequestError(f"max_tokens must be a whole number above 0, not {max_tokens!r}")
@@ -290,7 +296,9 @@ class EchoEngine:
         key = speech.request.key
         del self._speeches[key]
         handoff: Mapping[str, Any] | None = None
-        if speech.request.next_stages and self._args.handoff_on in speech.text:
+        tools = asked_tools(speech.request.inputs)
+        called = None if tools is None else called_in(speech.text)
+        if called is None and speech.request.next_stages and self._args.handoff_on in speech.text:
             handoff = handoff_of(speech.text, self._args.payload_bytes)
         return EngineOutput(
             key,
@@ -301,6 +309,7 @@ class EchoEngine:
             handoff=handoff,
             handoff_piece=self._piece(speech, text, is_last=True),
             usage=_usage(speech),
+            called=called,
         )
 
     def _piece(self, speech: Speech, word: str, *, is_last: bool = False) -> Mapping[str, Any] | None:

@@ -14,9 +14,11 @@ import numpy as np
 
 from omni_discovery.data_urls import FILE_PARTS, read_file
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import MAX_TOOL_CALLS, ToolAnswer, ToolCall
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import StageRequest
 
+_CALL = re.compile(r"CALL (\w{1,64}) (\{[^{}]*\})")
 _WORD = re.compile(r"\s*+\S++(?:\s*+$|\s)")
 
 #: How many words an answer may have ready before it wants no more pieces.
@@ -101,6 +103,12 @@ class Speech:
         same = resume.text.startswith(self._shown) if is_short else resume.text == self._shown
         if not same or mine != theirs[: len(mine)] or (is_short and not self.owed):
             raise NotResumableError(f"other words: {NOT_RESUMABLE['other words']}")
+
+
+def called_in(text: str) -> ToolAnswer | None:
+    """The calls of functions in a text, and what is beside them; None if there are none."""
+    calls = tuple(ToolCall(name=found[1], arguments=found[2]) for found in _CALL.finditer(text))[:MAX_TOOL_CALLS]
+    return ToolAnswer(calls=calls, content=_CALL.sub("", text).strip()) if calls else None
 
 
 def token_id(word: str) -> int:

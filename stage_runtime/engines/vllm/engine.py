@@ -1,7 +1,8 @@
 """A vLLM stage that generates tokens, in the replica's own process and stepped by the thread that owns it.
 
 vLLM starts no process of its own here: engine, process and lease live and die together. The same code runs vLLM's CPU
-and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd`` and ``allow_rpc``.
+and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``pd``, ``allow_rpc`` and
+``tool_call_parser``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from stage_runtime.engines.vllm.prompt import Prompt, Reading, checked_prompt, r
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
 from stage_runtime.engines.vllm.sampling_params import sampling_params
+from stage_runtime.engines.vllm.tools.calls import ToolCalls
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class VllmEngine(LlmStage):
         self._where = f"stage {stage.stage_id}: engine_args.handoff"
         if self._handoff.hidden_states and self._pd.role is not None:
             raise ConfigError(f"{self._where}.hidden_states: a stage that is split into prefill and decode has not all")
+        self._calls = ToolCalls(stage, arguments, is_split=self._pd.role is not None)
         super().__init__(stage, arguments)
         # The next two are there once the engine has loaded.
         self._read_ahead: ReadAhead
@@ -83,6 +86,7 @@ class VllmEngine(LlmStage):
         """See Engine."""
         self._load(report, {**self._args, **self._pd.engine_args()})
         self._pd.loaded(self._llm.vllm_config)
+        self._calls.load(self._model.tokenizer)
         required = id_of_token(self._model.tokenizer, self._handoff.require_token, f"{self._where}.require_token")
         self._handoffs = Handoffs(required)
         if self._handoff.hidden_states:
@@ -95,6 +99,9 @@ class VllmEngine(LlmStage):
         if any(request.key in known for known in (self._answers, self._partial, self._reader)):
             raise InvalidRequestError("the request is running already")
         asked = dict(request.params)
+        tools = self._calls.asked(request)
+        if tools is not None:
+            asked |= self._calls.params(tools)
         lora = self._adapters.named(asked.pop("lora", None))
         params = sampling_params(token_sampling(asked), self._model.vocab_size)
         if params.structured_outputs is not None and not self._model.makes_forms:
@@ -273,5 +280,13 @@ class VllmEngine(LlmStage):
     def _end_of(self, answer: Answer, last: EngineOutput) -> EngineOutput:
         if answer.request.segment is not None:
             self._earlier[last.key] = [*answer.prompt.token_ids, *answer.token_ids]
+        tools = self._calls.asked(answer.request)
+        called = None if tools is None else self._calls.called(tools, answer.text)
+        last = replace(last, called=called)
+        if called is not None and (called.calls or not called.content):
+            # The next stages would say, or draw, how the model writes a call.
+            return replace(last, usage=answer.usage)
+        if called is not None:
+            answer.texts = [called.content]
         piece = self._handoffs.piece(answer, is_last=True)
         return replace(last, handoff=self._handoffs.whole(answer), handoff_piece=piece, usage=answer.usage)

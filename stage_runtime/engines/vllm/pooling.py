@@ -24,7 +24,7 @@ from stage_runtime.engines.vllm.prompt import Prompt, Reading, read_request
 from stage_runtime.engines.vllm.sampling_params import pooling_params
 
 #: Arguments of a stage that generates tokens, which a stage that pools has not.
-_NOT_HERE: Final = ("handoff", "pd")
+_NOT_HERE: Final = ("handoff", "pd", "tool_call_parser")
 
 
 def engine_for(stage: StageConfig) -> VllmEngine | VllmPoolingEngine:

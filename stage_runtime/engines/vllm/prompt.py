@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.media.items import BESIDE, PICTURES, take_items
 from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
@@ -124,9 +125,12 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
     if request.payloads:
         prompt = read_handed(request.payloads.values(), model)
     else:
-        check_unread(request.inputs)
+        check_unread(request.inputs, reads_tools=True)
         inputs, items = take_items(request.inputs, PICTURES) if model.takes_items else (request.inputs, None)
-        prompt = Prompt(read_prompt(model.bounded, inputs, begins=not earlier, items=items or ()), items=items)
+        asked = asked_tools(inputs)
+        tools = () if asked is None else asked.shown()
+        read = read_prompt(model.bounded, inputs, begins=not earlier, items=items or (), tools=tools)
+        prompt = Prompt(read, items=items)
     if not len(prompt):
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):

@@ -18,6 +18,7 @@ from stage_runtime.engines.vllm_omni import connector
 from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.determinism import make_deterministic
 from stage_runtime.engines.vllm_omni.mailbox import Mailbox
+from stage_runtime.engines.vllm_omni.mending import mend_model
 from stage_runtime.engines.vllm_omni.talker import OMNI
 
 #: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
@@ -120,6 +121,7 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
     core = EngineCore(vllm_config, executor, log_stats=False)
     kind = str(getattr(plan.pipeline_config, "model_type", ""))
     is_first = not config.input_sources
+    mend_model(kind, metadata.model_stage, _runner_of(core))
     return LoadedStage(
         core=core,
         processor=MultimodalOutputProcessor(

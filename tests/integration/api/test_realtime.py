@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from httpx import AsyncClient
 from openai import OpenAI
-from openai.types.realtime import RealtimeServerEvent
-from pydantic import TypeAdapter
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -27,69 +27,14 @@ from omni_discovery.sockets.listen import bind
 from tests.support.hub_fakes import until
 from tests.support.serving import CONFIG
 from tests.support.speaking import GO_ON, LISTENER, SPEAKER, VOICE, Served, served, spoken
+from tests.support.talking import SERVER_EVENT, WAIT_S, sound_of, talking, words_of
 from tests.support.voice import silence, vowel
-
-#: What OpenAI's library takes an event to be.
-SERVER_EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
-#: As a client sends a microphone's sound.
-STEP = 4800
-WAIT_S = 30.0
-
-
-class Talk:
-    """One connection of the asynchronous client."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-        self.heard: list[Any] = []
-
-    async def hear(self, *types: str) -> list[Any]:
-        """The events up to and with the first of these types."""
-        found: list[Any] = []
-        async with asyncio.timeout(WAIT_S):
-            while not found or found[-1].type not in types:
-                found.append(SERVER_EVENT.validate_json(await self.connection.recv_bytes()))
-        self.heard += found
-        return found
-
-    async def say(self, text: str) -> None:
-        part = {"type": "input_text", "text": text}
-        item = {"type": "message", "role": "user", "content": [part]}
-        await self.connection.conversation.item.create(item=item)
-
-    async def ask(self, text: str, **response: Any) -> list[Any]:
-        await self.say(text)
-        await self.connection.response.create(response=response)
-        return await self.hear("response.done")
-
-    async def speak(self, *sounds: bytes) -> None:
-        sound = b"".join(sounds)
-        for start in range(0, len(sound), STEP):
-            piece = base64.b64encode(sound[start : start + STEP]).decode()
-            await self.connection.input_audio_buffer.append(audio=piece)
-
-
-@asynccontextmanager
-async def talking(hub: Served) -> AsyncIterator[Talk]:
-    async with hub.client as client, client.realtime.connect(model=hub.omni.graph.deploy.served_name) as connection:
-        talk = Talk(connection)
-        await talk.hear("session.created")
-        yield talk
 
 
 @pytest.fixture
 async def hub() -> AsyncIterator[Served]:
     async with served(LISTENER) as running:
         yield running
-
-
-def sound_of(events: list[Any]) -> bytes:
-    return b"".join(base64.b64decode(each.delta) for each in events if each.type == "response.output_audio.delta")
-
-
-def words_of(events: list[Any]) -> str:
-    kinds = ("response.output_audio_transcript.delta", "response.output_text.delta")
-    return "".join(each.delta for each in events if each.type in kinds)
 
 
 async def test_a_text_is_answered_with_words_and_their_sound(hub: Served) -> None:
@@ -277,6 +222,33 @@ async def test_a_session_that_is_not_served_is_refused_before_it_begins(hub: Ser
         assert said in json.loads(refused.value.response.body or b"{}")["error"]["message"]
     async with served(SPEAKER) as other, plain(other, subprotocols=["realtime"]) as connection:  # type: ignore[list-item]
         assert connection.subprotocol == "realtime"
+
+
+async def counted(hub: Served, name: str, **labels: str) -> float:
+    """A metric, as Prometheus gets it; 0.0 before it has a value."""
+    async with AsyncClient() as client:
+        families = text_string_to_metric_families((await client.get(f"{hub.address}/metrics")).text)
+    samples = [each for family in families for each in family.samples if each.name == name]
+    return next((each.value for each in samples if each.labels == labels), 0.0)
+
+
+async def test_open_sessions_and_what_is_refused_are_counted(hub: Served) -> None:
+    """1. two sessions, one of which sends what is wrong; 2. one that does not begin; 3. none, once both have left"""
+    sessions, refused = "omni_hub_realtime_sessions", "omni_hub_realtime_refusals_total"
+    async with talking(hub), plain(hub) as connection:
+        assert await counted(hub, sessions) == 2
+        for event in ('{"type": "song"}', '{"type": "response.cancel"}', '{"type": "song"}'):
+            await connection.send(event)
+            await hear(connection, "error")
+        assert await counted(hub, refused, kind="event", code="invalid_request") == 2
+        assert await counted(hub, refused, kind="event", code="response_cancel_not_active") == 1
+        with pytest.raises(InvalidStatus):
+            async with plain(hub, "?model=other"):
+                pass
+        assert await counted(hub, refused, kind="session", code="model_not_found") == 1
+        assert await counted(hub, sessions) == 2
+    await until(lambda: not hub.omni.hub_metrics.registry.get_sample_value(sessions), WAIT_S)
+    assert await counted(hub, sessions) == 0
 
 
 @pytest.mark.attack("J1")

@@ -116,6 +116,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ["history"],
         ["history", "--json"],
         ["pipeline", "show"],
+        ["pipeline", "show", "--json"],
         ["pipeline", "apply", "new.yaml"],
         ["replicas", "--namespace", "empty"],
     ],

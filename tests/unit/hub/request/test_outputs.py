@@ -75,6 +75,22 @@ def test_what_stopped_an_answer_is_told_with_its_end(stop_reason: int | str | No
     assert stage.stop_reason == stop_reason
 
 
+def test_the_calls_of_an_answer_are_told_with_its_end() -> None:
+    """A hub of a release without the field reads the rest."""
+    called = wire.ToolAnswer(calls=(wire.ToolCall(name="add", arguments='{"a": 1}'),), content="I add.")
+    done = wire.StageDone(epoch=1, request_id="r", seq=0, finish_reason="stop", queue_length=0, called=called)
+    (message,), _ = wire.decode_from_replica([wire.encode(done)])
+    assert isinstance(message, wire.StageDone)
+    output = end_output("r", 0, "0/1", "text", message, 0.0)
+    assert output.size_bytes == len('{"a": 1}') + len("I add.")
+    builder = ResultBuilder(0, "r", "hi")
+    builder.add(output)
+    (stage,) = builder.result().stages
+    assert stage.called == called
+    without = wire.StageDone(epoch=1, request_id="r", seq=0, finish_reason="stop", queue_length=0)
+    assert end_output("r", 0, "0/1", "text", without, 0.0).called is None
+
+
 def test_a_result_has_those_of_all_pieces() -> None:
     builder = ResultBuilder(0, "r", "hi")
     builder.add(shown(1))

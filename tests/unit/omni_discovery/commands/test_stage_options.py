@@ -95,6 +95,16 @@ def test_what_a_host_allows_can_be_said_by_its_environment(monkeypatch: pytest.M
         assert bounds.named_roots == ()
 
 
+def test_a_model_that_the_command_line_names_may_come_from_etcd() -> None:
+    """`omni serve MODEL --omni --headless --stage-id 1`: that folder and no other, and nobody vouches for it."""
+    parser = argparse.ArgumentParser()
+    add_serve_options(parser)
+    bounds = read_bounds(parser.parse_args(["/srv/qwen", "--headless", "--stage-id", "1", "--model-root", "/srv/a"]))
+    assert bounds.allow == ("model=/srv/qwen",)
+    assert "/srv/qwen" not in (*bounds.model_roots, *bounds.named_roots)
+    assert read_bounds(parser.parse_args(["--headless", "--stage-id", "1"])).allow == ()
+
+
 def test_ray_is_part_of_them() -> None:
     arguments = build_parser().parse_args(["--stage-id", "0", "--worker-backend", "ray", "--ray-address", "h:6379"])
     options = read_stage_options(arguments, 0, 1, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from rich.table import Table
@@ -35,3 +36,21 @@ def test_json_keeps_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert obeyed(shown) == []
     assert json.loads(shown) == {"host": HOSTILE}
+
+
+#: A control sequence that sets a colour; bold and dim are none.
+COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+
+
+@pytest.mark.parametrize("asked", ["", "1"])
+def test_no_color_takes_the_colours_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str
+) -> None:
+    """As https://no-color.org has it: set, and not empty."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", asked)
+    TextConsole().print(Text("up", style="green"))
+    shown = capsys.readouterr().out
+    assert "up" in shown
+    assert bool(COLOUR.search(shown)) is not bool(asked)

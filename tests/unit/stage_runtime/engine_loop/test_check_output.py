@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob
+from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob, ToolAnswer, ToolCall
 from omni_discovery.wire.session import Peer
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
 from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
@@ -57,6 +57,14 @@ WRONG: dict[str, Any] = {
     "stop_reason below": {"finish_reason": "stop", "stop_reason": -1},
     "stop_reason of bytes": {"finish_reason": "stop", "stop_reason": b"x"},
     "stop_reason of a book": {"finish_reason": "stop", "stop_reason": "x" * 257},
+    "called": {"finish_reason": "stop", "called": "add"},
+    "called of a list": {"finish_reason": "stop", "called": ToolAnswer(calls=["add"])},
+    "called without a name": {"finish_reason": "stop", "called": ToolAnswer(calls=(ToolCall(name="", arguments=""),))},
+    "called of a book": {"finish_reason": "stop", "called": ToolAnswer(content="x" * (1 << 20))},
+    "called too often": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(calls=(ToolCall(name="add", arguments="{}"),) * 129),
+    },
     "image_png": "png",
     "partial_image": {"image_png": b"", "partial_image": True},
     "partial_image below": {"image_png": b"", "partial_image": -1},

@@ -128,7 +128,13 @@ def test_what_is_visible_is_read_off_the_variables_before_the_machine() -> None:
     ("devices", "base", "machine", "said"),
     [
         ("2", {}, TWO_GPUS, "there is no device 2 here: this machine has 2 devices, counted from 0; correct"),
-        ("0", {}, NOTHING, "there is no device 0 here: this machine has none; set runtime.devices to cpu, or leave"),
+        (
+            "0",
+            {},
+            NOTHING,
+            "there is no device 0 here: this machine has none; set runtime.devices to cpu (here alone: --",
+        ),
+        ("0", {}, NOTHING, """'{"3": {"devices": "cpu"}}'), or leave it out"""),
         ("1", {"CUDA_VISIBLE_DEVICES": "5"}, UNKNOWN, "CUDA_VISIBLE_DEVICES='5' shows 1 device, counted from 0"),
         ("0", {"CUDA_VISIBLE_DEVICES": "-1"}, TWO_GPUS, "CUDA_VISIBLE_DEVICES='-1' shows none"),
         ("0,1,2", {}, Machine({Platform.ROCM: 2}), "no device 2 here"),

@@ -406,7 +406,10 @@ def test_replicas_that_pass_kv_on_get_ports_of_their_own() -> None:
     fixed = [replica_environment({port: "5600"}, stage, settings, 2, ordinal)[port] for ordinal in (0, 1)]
     assert fixed == ["5600", "5601"]
     said = {"kv_connector": "MooncakeConnector", "kv_connector_extra_config": {"mooncake_bootstrap_port": 25201}}
+    assert "VLLM_HOST_IP" not in settings
     stage = StageConfig(stage_id=0, engine="vllm", engine_args={"kv_transfer_config": said})
+    # Mooncake's other ports have no setting for the address but vLLM's own.
+    assert stage_environment(stage, True, "10.0.0.7")["VLLM_HOST_IP"] == "10.0.0.7"
     port = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
     assert [replica_environment({}, stage, {}, 2, each)[port] for each in (0, 1)] == ["25201", "25202"]
     assert replica_environment({port: "5600"}, stage, {}, 2, 1)[port] == "5601"

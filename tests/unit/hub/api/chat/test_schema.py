@@ -30,6 +30,17 @@ def test_text_parts_are_read_like_a_string() -> None:
     assert parse_chat(body(messages=[{"role": "user", "content": parts}])).messages[0]["content"] == parts
 
 
+def test_the_sound_of_videos_is_heard_where_that_is_asked_for() -> None:
+    """As vLLM names it, and nothing else of it: its processors are the operator's."""
+    asked = parse_chat(body(mm_processor_kwargs={"use_audio_in_video": True}))
+    assert asked.inputs() == {"messages": asked.messages, "mm_processor_kwargs": {"use_audio_in_video": True}}
+    for neutral in (None, {}, {"use_audio_in_video": False}):
+        assert parse_chat(body(mm_processor_kwargs=neutral)).inputs() == {"messages": asked.messages}
+    for wrong in ({"size": 5}, {"use_audio_in_video": "yes"}, 7):
+        with pytest.raises(InvalidRequestError, match="mm_processor_kwargs"):
+            parse_chat(body(mm_processor_kwargs=wrong))
+
+
 def test_text_sampling_goes_to_text_stages_and_the_seed_to_all() -> None:
     chat = parse_chat(body(temperature=0.5, max_completion_tokens=7, max_tokens=9, seed=4))
     assert chat_params(PAIR, chat) == {3: {"temperature": 0.5, "max_tokens": 7, "seed": 4}, 5: {"seed": 4}}

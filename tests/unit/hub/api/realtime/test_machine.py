@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hub.api.realtime.conversation import BYTES_PER_MS, messages_of
-from hub.api.realtime.machine import (
+from hub.api.realtime.events import (
     BeginResponse,
     EncodeSounds,
     EndResponse,
     EventFailed,
     RealtimeAction,
     RealtimeEvent,
-    RealtimeMachine,
     ResponseEnded,
     SendEvent,
     SoundCame,
@@ -27,12 +26,15 @@ from hub.api.realtime.machine import (
     SoundsEncoded,
     WordsMade,
 )
+from hub.api.realtime.machine import RealtimeMachine
 from hub.api.realtime.schema import BufferAppend, parse_event
 from hub.api.realtime.settings import Abilities
 from hub.config import RealtimeBounds
 from omni_discovery.errors import InvalidRequestError, OverloadedError
+from omni_discovery.wire import ToolCall
 
 BOTH = Abilities("omni", speaks=True, writes=True)
+ADD = {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
 FRAME = bytes(20 * BYTES_PER_MS)
 
 
@@ -268,6 +270,64 @@ def test_what_a_tool_has_said_reaches_the_stage_with_its_call() -> None:
     ]
 
 
+def test_a_function_is_called_and_what_it_says_is_answered() -> None:
+    """1. the stage gets the tools as a chat has them; 2. words and two calls, each an item; 3. all that comes next"""
+    talk = Talk()
+    talk.say("session.update", session={"type": "realtime", "tools": [ADD], "output_modalities": ["text"]})
+    assert talk.last["session"]["tools"] == [ADD]
+    talk.text("26 plus 48")
+    talk.say("response.create")
+    function = {name: value for name, value in ADD.items() if name != "type"}
+    assert talk.begun[0].settings.tools.inputs() == {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+    }
+    talk.answer("I add.")
+    calls = [ToolCall(name="add", arguments=each) for each in ('{"a": 26}', '{"a": 48}')]
+    types = talk.end(calls=calls)
+    assert types[:5] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "conversation.item.done",
+        "response.output_item.done",
+        "response.output_item.added",
+    ]
+    of_call = [
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "conversation.item.done",
+        "response.output_item.done",
+    ]
+    assert types[4:] == [*of_call, *of_call, "response.done"]
+    message, first, second = talk.last["response"]["output"]
+    assert (message["type"], first["name"], first["arguments"]) == ("message", "add", '{"a": 26}')
+    assert first["status"] == second["status"] == "completed"
+    assert [each["output_index"] for each in talk.sent if each["type"] == of_call[3]] == [1, 2]
+    for item, said in ((first, "26"), (second, "")):
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": said}
+        talk.say("conversation.item.create", item=output)
+    talk.say("response.create", response={"tool_choice": "none"})
+    assert talk.begun[1].settings.tools.inputs() == {}
+    question, words, called, *answers = talk.begun[1].messages
+    assert (question["content"], words["content"]) == ("26 plus 48", "I add.")
+    assert [each["function"]["arguments"] for each in called["tool_calls"]] == ['{"a": 26}', '{"a": 48}']
+    assert [(each["role"], each["content"]) for each in answers] == [("tool", "26"), ("tool", "")]
+
+
+def test_a_call_outside_of_the_conversation_stays_outside() -> None:
+    talk = Talk()
+    asked = {"conversation": "none", "input": [{"type": "message", "role": "user", "content": []}], "tools": [ADD]}
+    asked["input"] = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "26 plus 48"}]}]
+    talk.say("response.create", response=asked)
+    types = talk.end(calls=[ToolCall(name="add", arguments="{}")])
+    assert [each for each in types if each.startswith("conversation.")] == []
+    assert [each["type"] for each in talk.last["response"]["output"]] == ["function_call"]
+    assert len(talk.machine.conversation) == 0
+
+
 def test_truncation_forgets_words_and_answers_for_what_it_can_not_do() -> None:
     talk = Talk()
     talk.text("count")
@@ -411,7 +471,8 @@ _SESSION = st.fixed_dictionaries(
         "instructions": _TEXT,
         "truncation": st.sampled_from(["auto", "disabled"]),
         "output_modalities": st.sampled_from([["text"], ["audio"]]),
-        "tools": st.sampled_from([[], [{"type": "function"}]]),
+        "tools": st.sampled_from([[], [{"type": "function", "name": "add"}]]),
+        "tool_choice": st.sampled_from(["auto", "none", "required", {"type": "function", "name": "add"}]),
     },
 )
 _RESPONSE = st.fixed_dictionaries(
@@ -467,7 +528,8 @@ def _step(talk: Talk, step: Any) -> None:
             talk.come(SoundMade(response_id, value))
         case "end":
             error = InvalidRequestError("it was told to fail") if value else None
-            talk.come(ResponseEnded(response_id, None, other, error))
+            calls = [ToolCall(name="add", arguments="{}")] * other
+            talk.come(ResponseEnded(response_id, None, other, error, calls))
         case "wait":
             talk.now_s += value
 

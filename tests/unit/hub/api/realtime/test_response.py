@@ -36,5 +36,6 @@ def test_a_client_has_heard_what_was_sent_but_no_more_than_time_allows() -> None
 
 def test_a_response_without_output_has_no_item() -> None:
     made = response("text")
-    (done,) = made.end("completed", None)
+    assert made.end("completed", None) == []
+    done = made.done()
     assert (done["response"]["output"], done["response"]["status"]) == ([], "completed")

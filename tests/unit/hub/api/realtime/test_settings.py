@@ -76,8 +76,7 @@ def test_what_is_shown_can_be_sent_back() -> None:
 @pytest.mark.parametrize(
     ("session", "said"),
     [
-        ({"tools": [{"type": "function", "name": "f"}]}, "'session.tools' is not served here"),
-        ({"tool_choice": "required"}, "'session.tool_choice' is not served here"),
+        ({"prompt": {"id": "pmpt_1"}}, "'session.prompt' is not served here"),
         ({"audio": {"input": {"transcription": {"model": "w"}}}}, "'session.audio.input.transcription' is not served"),
         ({"input_audio_transcription": {"model": "w"}}, "no stage writes down what it hears"),
         ({"audio": {"input": {"noise_reduction": {"type": "near_field"}}}}, "noise_reduction' is not served"),
@@ -111,8 +110,8 @@ def test_a_response_differs_from_its_session_only_in_what_it_names() -> None:
     asked = respond(instructions="shout", audio={"output": {"voice": "bob"}}, output_modalities=["text"])
     assert (asked.instructions, asked.voice, asked.modality) == ("shout", "bob", "text")
     assert respond() == FIRST
-    with pytest.raises(InvalidRequestError, match=r"'response\.tools' is not served"):
-        respond(tools=[{"type": "function", "name": "f"}])
+    with pytest.raises(InvalidRequestError, match=r"'response\.prompt' is not served"):
+        respond(prompt={"id": "pmpt_1"})
 
 
 def test_a_pipeline_can_only_be_asked_for_what_it_makes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from omni_discovery.commands.access.key import _create, _list, _revoke
@@ -30,6 +32,22 @@ async def test_a_key_is_printed_once_alone_and_kept_as_a_hash(capsys: pytest.Cap
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines() if "Z" in line] == ["alice", "bob"]
     assert key not in told.out
+
+
+async def test_a_script_gets_a_line_of_json_for_each_key(capsys: pytest.CaptureFixture[str]) -> None:
+    kv = FakeKV(ManualClock())
+    await _create(kv, NS, "bob")
+    await _create(kv, NS, "alice")
+    capsys.readouterr()
+    assert await _list(kv, NS, as_json=True) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["name"] for each in lines] == ["alice", "bob"]
+    assert all(set(each) == {"name", "created_at"} and each["created_at"] > 0 for each in lines)
+    await _revoke(kv, NS, "alice")
+    await _revoke(kv, NS, "bob")
+    capsys.readouterr()
+    assert await _list(kv, NS, as_json=True) == 0
+    assert capsys.readouterr().out == ""
 
 
 async def test_a_name_is_taken_once_and_free_again_when_its_key_is_revoked(capsys: pytest.CaptureFixture[str]) -> None:

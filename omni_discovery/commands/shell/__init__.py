@@ -1,0 +1,1 @@
+"""What shells are given: completion."""

@@ -1,0 +1,1 @@
+"""Calls of functions in the answers of a vLLM stage."""
