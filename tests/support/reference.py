@@ -473,6 +473,7 @@ _JOB_FIELDS: Final = {
     "created_at": "wall clock of its request, seconds",
     "expires_at": "wall clock from which on it is deleted with its files, seconds",
     "client": "the name of the API key that has made it; empty where none is asked for",
+    "client_mark": "tells that key from others of its name; empty where none is asked for",
     "hub": "the hub that keeps it to itself, for lack of a job store; empty: any hub may work on it",
     "owner": "the hub that works on it; empty: none",
     "owner_lease": "the lease that the key of that hub must have; else another may claim the job",
