@@ -173,7 +173,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self.hub_id = hub_id
         self.graph = StageGraph(deploy)
         self.hub_metrics = HubMetrics()
-        self.rejections = RejectionLog(self.hub_metrics)
+        self.rejections = RejectionLog(self.hub_metrics, on_overload=self._count_refusal)
         self._key_pair = key_pair
         self._resolver = resolver or Resolver()
         self._turns = LongTurns()
@@ -297,6 +297,10 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         """For how many seconds the view of the registry has been stale; None while it is fresh."""
         since_s = self._stale_since_s
         return None if since_s is None else max(0.0, time.time() - since_s)
+
+    def _count_refusal(self, error: OverloadedError) -> None:
+        if self._orchestrator is not None:
+            self._orchestrator.health.recent.count_refusal(error.stage_id, time.monotonic())
 
     def health(self) -> HubHealth | None:
         """What this hub reports of requests and replicas; None before ``start``. May be called from any thread."""

@@ -172,9 +172,11 @@ class PoisonousRequestError(EngineFailedError):
 class OverloadedError(RequestError):
     """Admission refused the request: a bound was reached, too many requests at once."""
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, stage_id: int | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        #: The stage that has no room; None where it is another bound.
+        self.stage_id = stage_id
 
 
 class AbortFailedError(RequestError, RuntimeError):

@@ -181,6 +181,9 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     #: The etcd endpoints of the process.
     endpoints: str = ""
+    #: A WaitKind of ``records.waits``, and the stage; empty and None where they are not known.
+    kind: str = ""
+    stage_id: int | None = None
 
 
 class Board(Protocol):
@@ -215,12 +218,23 @@ class Waits:
         self._waits: dict[str, Wait] = {}
         self._log_once = LogOnce()
 
-    def begin(self, key: str, who: str, reason: str) -> None:
-        """``who`` waits, because of ``reason``; a wait that goes on keeps its beginning. Never raises."""
+    def begin(self, key: str, who: str, reason: str, kind: str = "", stage_id: int | None = None) -> None:
+        """``who`` waits, because of ``reason``; a wait that goes on keeps its beginning. Never raises.
+
+        ``kind`` is a WaitKind of ``records.waits``; ``stage_id`` the stage whose replicas are waited for.
+        """
         former = self._waits.get(key)
         since_s = self._wall_s() if former is None else former.since_s
         reason = _printable(reason[:_MOST_CHARACTERS])
-        wait = Wait(pid=os.getpid(), since_s=since_s, who=who, reason=reason, endpoints=self._endpoints)
+        wait = Wait(
+            pid=os.getpid(),
+            since_s=since_s,
+            who=who,
+            reason=reason,
+            endpoints=self._endpoints,
+            kind=kind,
+            stage_id=stage_id,
+        )
         if wait != former:
             self._waits[key] = wait
             self._write()

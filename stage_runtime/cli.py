@@ -64,6 +64,7 @@ from omni_discovery.logs.setup import LogOptions, identify_process
 from omni_discovery.metrics.samples import Sample, SupervisorSample
 from omni_discovery.plugins import check_packages, vllm_plugins
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit, trust_folders
+from omni_discovery.records.waits import WaitKind
 from omni_discovery.stories import Waits
 from stage_runtime.addresses import find_hosts
 from stage_runtime.config import ReplicaConfig, SupervisorConfig, replica_config
@@ -316,7 +317,9 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
             replica.namespace,
             security=replica.security,
             absent_wait_s=replica.pipeline_wait_s,
-            on_wait=lambda reason: waits.begin("pipeline", f"the supervisor of stage {replica.stage_id}", reason),
+            on_wait=lambda reason: waits.begin(
+                "pipeline", f"the supervisor of stage {replica.stage_id}", reason, WaitKind.PIPELINE, replica.stage_id
+            ),
         )
     # Judged before anything is imported that it names. In a Ray cluster, that is not on this machine.
     check_document(deploy, replica.stage_id, replica.bounds, locate_model)
@@ -384,7 +387,7 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
     waits = _waits_of(replica)
     who = f"the supervisor of stage {replica.stage_id}"
     with _waiting(waits):
-        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason))
+        locks.acquire(on_wait=lambda reason: waits.begin("devices", who, reason, WaitKind.DEVICES, replica.stage_id))
     settings = stage_environment(stage, Path(stage.model).exists(), replica.advertise_host)
     # On the CPU only: a process that has initialized a GPU must not be forked.
     modules = modules_to_preload(stage.engine)
@@ -401,7 +404,14 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
         shared_output_fd,
         remove_left_folders,
     )
-    return supervisor.run()
+    code = supervisor.run()
+    if supervisor.why_given_up:
+        from omni_discovery.clients.wait_board import leave_last_words
+
+        leave_last_words(
+            replica.endpoints, replica.namespace, replica.stage_id, supervisor.why_given_up, replica.security
+        )
+    return code
 
 
 def _run_on_ray(
@@ -414,7 +424,8 @@ def _run_on_ray(
     waits = _waits_of(replica)
     with _waiting(waits):
         who = f"the supervisor of stage {replica.stage_id}"
-        waits.begin("ray", who, "the Ray cluster has not given it room yet")
+        reason = "the Ray cluster has not given it room yet"
+        waits.begin("ray", who, reason, WaitKind.ROOM, replica.stage_id)
         launcher = RayLauncher(deploy.stage(replica.stage_id), config.count, address, replica.pipeline_wait_s)
     return Supervisor(config, deploy, launcher, lambda ordinal: {}, waits=waits, export=export).run()
 
@@ -447,12 +458,14 @@ def _be_brief(config: ReplicaConfig, folder: Path) -> None:
 
 @contextmanager
 def _refusal_left_for_doctor(replica: ReplicaConfig) -> Iterator[None]:
-    """Leave on this machine why the supervisor ends: nothing else tells of one that has ended."""
+    """Leave on this machine, and in etcd, why the supervisor ends: nothing else tells of one that has ended."""
+    from omni_discovery.clients.wait_board import leave_last_words
     from omni_discovery.stories import Stories
 
     try:
         yield
     except ConfigError as error:
+        leave_last_words(replica.endpoints, replica.namespace, replica.stage_id, str(error), replica.security)
         stories = Stories(user_runtime_dir(), replica.namespace, replica.endpoints)
         reason = str(error)
         stories.write("supervisor", f"stage {replica.stage_id}", lambda: [f"refused: {reason}"])

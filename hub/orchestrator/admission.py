@@ -116,7 +116,7 @@ def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Rejection |
     expected_s = waiting * (stage.mean_service_s or 0.0) / share
     if expected_s > timeout_s:
         reason = f"stage {stage.stage_id} would begin in about {expected_s:.0f} s, after the request's {timeout_s:g} s"
-        return Rejection(reason, _bounded(expected_s - timeout_s))
+        return Rejection(reason, _bounded(expected_s - timeout_s), stage.stage_id)
     return None
 
 
@@ -290,5 +290,6 @@ class Admission:
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )
         if rejection is not None:
-            raise OverloadedError(rejection.reason, self._retry_times.retry_after_s(rejection, time.monotonic()))
+            retry_after_s = self._retry_times.retry_after_s(rejection, time.monotonic())
+            raise OverloadedError(rejection.reason, retry_after_s, rejection.stage_id)
         self.backlog.enter(request.request_id, request.plan.stages, release.fingerprints)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from omni_discovery.errors import InvalidRequestError, RequestError
+from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from hub.metrics import HubMetrics
@@ -31,8 +31,15 @@ def log_revocation(hub_id: str, *, before: bool, now: bool) -> None:
 class RejectionLog:
     """Lives on the hub's loop. The first rejection of a kind is logged at once, later ones as a count each 5 s."""
 
-    def __init__(self, metrics: HubMetrics, quiet_s: float = _QUIET_S) -> None:
+    def __init__(
+        self,
+        metrics: HubMetrics,
+        quiet_s: float = _QUIET_S,
+        on_overload: Callable[[OverloadedError], None] = lambda _error: None,
+    ) -> None:
+        """``on_overload`` is called with each request that was refused because there was no room for it."""
         self._metrics = metrics
+        self._on_overload = on_overload
         self._quiet_s = quiet_s
         #: Rejections since the last line, by the text that the line begins with; and the last error of each.
         self._unlogged: Counter[str] = Counter()
@@ -51,6 +58,8 @@ class RejectionLog:
     def count(self, error: RequestError) -> None:
         """Count a request that was rejected for this error."""
         self._metrics.requests.labels(type(error).__name__).inc()
+        if isinstance(error, OverloadedError):
+            self._on_overload(error)
         self._note(f"hub.refused error={type(error).__name__}", error)
 
     def close(self) -> None:

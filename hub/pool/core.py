@@ -238,6 +238,8 @@ class Pool:
             mean_s = self.mean_service_s
             self.mean_service_s = service_s if mean_s is None else mean_s + (service_s - mean_s) / _MEAN_OF
         entry = self.members.entries.get(addr)
+        if entry is not None and service_s is not None:
+            entry.served_in(service_s, now_s)
         if entry is None or not self.outliers.succeeded(entry, now_s):
             return False
         self._heed_outliers()

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: The tier of an entry that is in no index; tier 0 is picked from first.
 NO_TIER: Final = -1
+#: The mean time of service of a replica is over about so many requests.
+_MEAN_OF: Final = 20
 
 
 class BindingState(Enum):
@@ -98,11 +100,14 @@ class Entry(Member):
         "in_flight",
         "is_local",
         "listed",
+        "mean_service_s",
         "pickable",
         "refused",
         "registered",
         "reported_at_s",
         "send_queue_full_until_s",
+        "served",
+        "served_at_s",
         "silence",
         "tier",
         "unusable",
@@ -131,6 +136,8 @@ class Entry(Member):
         #: When this process of the replica first answered, and when its slow start ends; None where it has none.
         self.first_up_s: float | None = None
         self.warm_at_s: float | None = None
+        #: Requests that it has served, the mean time of the last ones, and when the last was served, monotonic.
+        self.served, self.mean_service_s, self.served_at_s = 0, 0.0, 0.0
         self.health = Health()
         self.silence = Silence()
         #: Whether it has all labels that the hub prefers.
@@ -176,6 +183,12 @@ class Entry(Member):
         """The work at the replica as far as this hub knows, without a guess at what other hubs have sent."""
         own = len(self.in_flight)
         return max(own, self.reported + own - self.accepted_at_report)
+
+    def served_in(self, service_s: float, now_s: float) -> None:
+        """It has served a request in so many seconds."""
+        self.served += 1
+        self.served_at_s = now_s
+        self.mean_service_s += (service_s - self.mean_service_s) / min(self.served, _MEAN_OF)
 
     def lose_session(self, now_s: float, reason: str) -> None:
         """It does not answer any more."""

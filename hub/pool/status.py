@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
@@ -84,7 +84,8 @@ def cause_absent(entry: Entry) -> str:
         is_asleep = info.status is ReplicaStatus.STARTING and info.phase == ASLEEP_PHASE
         text = ASLEEP_PHASE if is_asleep else names.get(info.status, str(info.status))
         is_loading = info.status is ReplicaStatus.STARTING and info.phase not in ("", ASLEEP_PHASE, "ready", text)
-        details = [info.phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
+        phase = info.phase + (f" {_tens(info.progress)} %" if info.progress > 0 else "")
+        details = [phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
         return f"{text} ({'; '.join(details)})" if details else text
     if entry.refused:
         return f"refused ({entry.refused})"
@@ -93,6 +94,11 @@ def cause_absent(entry: Entry) -> str:
     if info.weight <= 0:
         return "of weight 0"
     return f"unusable ({entry.unusable})" if entry.unusable else "without a session"
+
+
+def _tens(progress: float) -> int:
+    """Progress from 0 to 1 as per cent, in tens: each change of the text is a line of the log."""
+    return 10 * int(10 * min(1.0, progress))
 
 
 #: A new replica may take so long, in seconds, to get its first session.
@@ -127,6 +133,43 @@ def troubles_of(entries: Iterable[Entry], *, is_panic: bool, now_s: float, wall_
                 )
             )
     return found
+
+
+#: A replica is slow that takes so many times as long as the median of the others of its stage, and so many seconds
+#: longer; counted for those that have served so many requests, the last within so many seconds.
+_SLOW_TIMES: Final = 3.0
+_SLOW_BY_S: Final = 0.1
+_SLOW_SERVED: Final = 5
+_SLOW_WINDOW_S: Final = 300.0
+
+
+def slow_ones(entries: Iterable[Entry], now_s: float) -> list[ReplicaTrouble]:
+    """The replicas that take several times as long for a request as the others of their stage."""
+    known = [
+        entry
+        for entry in entries
+        if entry.listed and entry.served >= _SLOW_SERVED and now_s - entry.served_at_s <= _SLOW_WINDOW_S
+    ]
+    known.sort(key=lambda entry: entry.mean_service_s)
+    found = []
+    for index, entry in enumerate(known):
+        mean_s, usual_s = entry.mean_service_s, _median_beside(known, index)
+        if mean_s >= _SLOW_TIMES * usual_s and mean_s - usual_s >= _SLOW_BY_S:
+            reason = f"its requests take {mean_s:.2g} s each, those of the other replicas of its stage {usual_s:.2g} s"
+            found.append(_trouble(entry, TroubleKind.SLOW, reason=reason, is_picked=True))
+    return found
+
+
+def _median_beside(entries: Sequence[Entry], index: int) -> float:
+    """The median time of service of sorted entries but the one at ``index``; infinite where there is no other."""
+    count = len(entries) - 1
+    if not count:
+        return inf
+
+    def mean_at(place: int) -> float:
+        return entries[place + (place >= index)].mean_service_s
+
+    return (mean_at((count - 1) // 2) + mean_at(count // 2)) / 2
 
 
 def _trouble(entry: Entry, kind: TroubleKind, **fields: Any) -> ReplicaTrouble:

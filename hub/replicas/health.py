@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from hub.pool.status import slow_ones
 from hub.replicas.lost import LostReplicas
 from hub.request.recent import RecentRequests
-from omni_discovery.records.health import MOST_TROUBLES, HubHealth
+from omni_discovery.records.health import MOST_TROUBLES, HubHealth, StageLoad
 
 if TYPE_CHECKING:
     from hub.pool.versions import Pools
@@ -57,18 +59,40 @@ class HealthReporter:
         """Make the report of this moment, which is ``now_s`` monotonic and ``wall_s`` by the wall clock."""
         troubles = [trouble for pool in self._pools for trouble in pool.core.troubles(now_s, wall_s)]
         troubles += self.lost.troubles(now_s, wall_s)
+        for pool in self._pools:
+            troubles += slow_ones(pool.core.members, now_s)
         self.report = report = HubHealth(
             window_s=self.recent.window_s,
             requests=self.recent.requests(now_s),
             failures=self.recent.failures(now_s, wall_s),
             troubles=troubles[:MOST_TROUBLES],
             more=max(0, len(troubles) - MOST_TROUBLES),
+            loads=self._loads(now_s, wall_s),
         )
         has_news, quiet_s = _names(report) != _names(self._announced), now_s - self._announced_at_s
-        has_counts = report.failed != self._announced.failed and quiet_s >= _COUNTS_PERIOD_S
+        counts = (report.failed, report.loads) != (self._announced.failed, self._announced.loads)
+        has_counts = counts and quiet_s >= _COUNTS_PERIOD_S
         if has_news or has_counts or quiet_s >= _LONGEST_S:
             self._announced, self._announced_at_s = report, now_s
             self.on_change()
+
+    def _loads(self, now_s: float, wall_s: float) -> list[StageLoad]:
+        """The stages that requests wait for or were refused for."""
+        waiting: Counter[int | None] = Counter()
+        for pool in self._pools:
+            waiting[pool.stage_id] += len(pool.core.queue)
+        refused = self.recent.refused(now_s)
+        stages = sorted({*waiting, *refused}, key=lambda stage_id: -1 if stage_id is None else stage_id)
+        return [
+            StageLoad(
+                stage_id=stage_id,
+                waiting=waiting[stage_id],
+                refused=refused[stage_id],
+                refused_at=wall_s - self.recent.refused_s_ago(stage_id, now_s) if refused[stage_id] else 0.0,
+            )
+            for stage_id in stages
+            if waiting[stage_id] or refused[stage_id]
+        ]
 
     def _on_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._on_timer)

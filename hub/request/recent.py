@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from omni_discovery.records.health import StageFailures
@@ -22,6 +23,8 @@ class _Period:
     requests: int = 0
     #: By stage, None where none was at fault, and type of error.
     failed: Counter[tuple[int | None, str]] = field(default_factory=Counter)
+    #: By stage, None where the hub had no room.
+    refused: Counter[int | None] = field(default_factory=Counter)
     last_at_s: dict[int | None, float] = field(default_factory=dict)
 
 
@@ -31,6 +34,8 @@ class RecentRequests:
     def __init__(self, window_s: float = 300.0) -> None:
         self.window_s = window_s
         self._periods: deque[_Period] = deque()
+        #: When the last request was refused, by stage.
+        self._refused_at_s: dict[int | None, float] = {}
 
     def __repr__(self) -> str:
         return f"RecentRequests({sum(each.requests for each in self._periods)} requests)"
@@ -44,6 +49,20 @@ class RecentRequests:
         period = self._now(now_s)
         period.failed[stage_id, kind] += 1
         period.last_at_s[stage_id] = now_s
+
+    def count_refusal(self, stage_id: int | None, now_s: float) -> None:
+        """A request was refused for overload: of a stage, or None, of the hub."""
+        self._now(now_s).refused[stage_id] += 1
+        self._refused_at_s[stage_id] = now_s
+
+    def refused_s_ago(self, stage_id: int | None, now_s: float) -> float:
+        """How long ago the last request was refused for it; infinite if none was."""
+        return now_s - self._refused_at_s.get(stage_id, -inf)
+
+    def refused(self, now_s: float) -> Counter[int | None]:
+        """How many requests were refused within the window, by stage."""
+        self._forget_old(now_s)
+        return sum((each.refused for each in self._periods), Counter())
 
     def requests(self, now_s: float) -> int:
         """How many requests ended within the window."""

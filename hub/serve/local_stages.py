@@ -20,6 +20,7 @@ from omni_discovery.commands.registry import child_environment
 from omni_discovery.commands.stage_options import StageOptions, open_config, stage_command
 from omni_discovery.metrics.samples import HostSamples, LatestSamples, SupervisorSample, decode_sample
 from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.records.waits import WaitKind
 from omni_discovery.stories import Waits
 from omni_discovery.view.table import View
 
@@ -30,6 +31,7 @@ _KILL_S: Final = 25.0
 #: Exit codes of a supervisor: an operator has drained all its replicas; its configuration is wrong.
 _DRAINED: Final = 0
 _BAD_CONFIG: Final = 2
+_GAVE_UP: Final = 1
 #: Interval between signals to a supervisor that has to hurry: two at once may reach it as one.
 _HURRY_S: Final = 0.5
 _NEVER_S: Final = float("inf")
@@ -198,7 +200,9 @@ class LocalStages:
         logger.error(text, stage_id, code, pause_s)
         if self.waits is not None:
             reason = f"its supervisor ended with exit code {code} and is started again after {pause_s:.1f} s"
-            self.waits.begin(str(stage_id), f"the hub with its local stage {stage_id}", reason)
+            # A supervisor ends with that code when its replicas end again and again.
+            kind = WaitKind.CRASH_LOOP if code == _GAVE_UP else WaitKind.RESTART
+            self.waits.begin(str(stage_id), f"the hub with its local stage {stage_id}", reason, kind, stage_id)
 
     def _receive_samples(self) -> None:
         for supervised in self._running:

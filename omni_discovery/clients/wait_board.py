@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import hashlib
 import logging
 import os
 import platform
@@ -21,7 +22,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.log_once import LogOnce
 from omni_discovery.loop_thread import LoopThread
 from omni_discovery.records.keys import wait_key
-from omni_discovery.records.waits import WaitEntry, WaitRecord, encode_waits
+from omni_discovery.records.waits import HAS_ENDED, WaitEntry, WaitKind, WaitRecord, encode_waits
 from omni_discovery.stories import Wait
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _WRITE_EVERY_S: Final = 5.0
 _CALL_S: Final = 4.0
 #: How long an ending process waits until its key is removed.
 _CLOSE_S: Final = 1.0
+#: Why a supervisor has ended is shown for so long, and an ending one takes so long at most to write it.
+_LAST_WORDS_TTL_S: Final = 3600.0
+_LAST_WORDS_S: Final = 2.0
+_MOST_REASON: Final = 1000
 
 
 class WaitBoard:
@@ -125,7 +130,45 @@ class WaitBoard:
 
     async def _write(self, kv: EtcdKV) -> None:
         """Write the key under a lease of its own: that of the last write then ends by itself, without the key."""
-        entries = [WaitEntry(who=wait.who, reason=wait.reason, since=wait.since_s) for wait in self._waits]
+        entries = [
+            WaitEntry(who=wait.who, reason=wait.reason, since=wait.since_s, kind=wait.kind, stage_id=wait.stage_id)
+            for wait in self._waits
+        ]
         record = WaitRecord(host=platform.node(), pid=os.getpid(), waits=entries)
         grant = await kv.grant(_TTL_S)
         await kv.put(self._key, encode_waits(record), grant.lease_id)
+
+
+def leave_last_words(
+    endpoints: str, namespace: str, stage_id: int, reason: str, security: RegistrySecurity | None = None
+) -> None:
+    """Show for an hour why the supervisor of a stage ends on this host: nothing else tells other machines.
+
+    Blocks for two seconds at most, and never raises. The next one of this host and stage writes the same key.
+    """
+    try:
+        asyncio.run(_leave_last_words(endpoints, namespace, stage_id, reason, security))
+    except Exception as error:  # noqa: BLE001 - the process ends for another reason, which is the one to be seen
+        logger.debug("waits.no_last_words stage=%d reason=%s", stage_id, error)
+
+
+async def _leave_last_words(
+    endpoints: str, namespace: str, stage_id: int, reason: str, security: RegistrySecurity | None
+) -> None:
+    host = platform.node()
+    entry = WaitEntry(
+        who=f"the supervisor of stage {stage_id}",
+        reason=f"{HAS_ENDED}: {reason}"[:_MOST_REASON],
+        since=time.time(),
+        kind=WaitKind.REFUSED,
+        stage_id=stage_id,
+    )
+    record = WaitRecord(host=host, pid=os.getpid(), waits=[entry])
+    name = hashlib.sha256(f"{host}\0{stage_id}".encode()).hexdigest()[:32]
+    async with asyncio.timeout(_LAST_WORDS_S):
+        kv = EtcdKV(endpoints, security=security, try_timeout_s=_LAST_WORDS_S, call_timeout_s=0.1)
+        try:
+            grant = await kv.grant(_LAST_WORDS_TTL_S)
+            await kv.put(wait_key(namespace, name), encode_waits(record), grant.lease_id)
+        finally:
+            await kv.close()

@@ -12,6 +12,8 @@ from omni_discovery.commands.registry import ANSWER_S, add_registry_options, wit
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from omni_discovery.commands.operate import DrainStep, Target
     from omni_discovery.kv import KVStore
     from omni_discovery.records.schema import ReplicaInfo
@@ -168,10 +170,10 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     before = await must_be_registered(kv, target)
     await _warn_of_last(kv, target, before)
     began_s = time.monotonic()
-    revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
-    # The replica may have drained and left the registry before this reads its answer.
-    await wait_answered(kv, target, revision, min(ANSWER_S, timeout_s))
     with _Progress(target, before.epoch) as progress:
+        revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
+        # The replica may have drained and left the registry before this reads its answer.
+        await wait_answered(kv, target, revision, min(ANSWER_S, timeout_s))
         left_s = max(0.1, timeout_s - (time.monotonic() - began_s))
         end = await wait_drained(kv, target, before.epoch, left_s, progress.show)
     took = f"{time.monotonic() - began_s:.1f} s"
@@ -190,13 +192,19 @@ async def _drain(kv: KVStore, target: Target, timeout_s: float) -> int:
     return 1
 
 
-class _Progress:
-    """Shows what a drain waits for: one live line on a terminal, else a new line for each change."""
+#: What a drain waits for is said again so often, in seconds, where it does not change.
+_REPEAT_S: Final = 10.0
 
-    def __init__(self, target: Target, epoch: int) -> None:
+
+class _Progress:
+    """Shows what a drain waits for: one live line on a terminal, else a line for each change and each ten seconds."""
+
+    def __init__(self, target: Target, epoch: int, now: Callable[[], float] = time.monotonic) -> None:
         from omni_discovery.commands.terminal import TextConsole
 
         self.in_flight = -1
+        self._now = now
+        self._began_s = self._shown_at_s = now()
         self._shown: DrainStep | None = None
         self._title = f"draining {target} (epoch {epoch})"
         self._console = TextConsole()
@@ -212,14 +220,15 @@ class _Progress:
             self._status.stop()
 
     def show(self, step: DrainStep) -> None:
-        """Show how far the drain is, unless that was shown last."""
-        if step == self._shown:
+        """Show how far the drain is, unless that was shown a moment ago."""
+        now_s = self._now()
+        if step == self._shown and self._status is None and now_s - self._shown_at_s < _REPEAT_S:
             return
-        self._shown, self.in_flight = step, step.in_flight
+        self._shown, self.in_flight, self._shown_at_s = step, step.in_flight, now_s
         text = f"{self._title}: {step.in_flight} in flight"
         if step.awaited:
             text += f", waits for hubs to know of it: {', '.join(sorted(step.awaited)[:8])}"
         if self._status is not None:
-            self._status.update(text)
+            self._status.update(f"{text} · {now_s - self._began_s:.0f} s")
         else:
             say(text)

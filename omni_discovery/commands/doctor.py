@@ -100,10 +100,11 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
     import asyncio
 
     from omni_discovery.commands.findings.checks import Evidence, Finding, Grade, count_namespaces, examine
+    from omni_discovery.commands.findings.processes import ended_findings
     from omni_discovery.errors import RegistryDeniedError, RegistryError
     from omni_discovery.etcd.config import parse_endpoints
     from omni_discovery.records.keys import ROOT, namespace_prefix
-    from omni_discovery.records.waits import waits_among
+    from omni_discovery.records.waits import last_words_among, waits_among
     from omni_discovery.stories import registry_name
     from omni_discovery.view.families import NamespaceReader
     from omni_discovery.view.table import ReplicaTable
@@ -136,6 +137,7 @@ async def diagnose(endpoints: str, security: RegistrySecurity, namespace: str, e
             found.append(Finding(Grade.NOTE, "namespace", f"other namespaces can't be seen: {error}"))
         found.append(await _least_ttl(kv))
         found += examine(Evidence(namespace, table.snapshot(), listing.items, time.time(), namespaces))
+        found += ended_findings(last_words_among(listing.items, namespace), table.snapshot(), time.time())
         found += await _check_addresses(table.snapshot())
     except RegistryError as error:
         found.append(Finding(Grade.PROBLEM, "etcd", f"it answered once and then no more: {error}"))

@@ -48,10 +48,13 @@ def configure_logging(options: LogOptions | None = None) -> None:
     set_up_logging(options)
 
 
-def quiet_logging() -> None:
-    """Log only what needs an operator now, and never between the lines of an answer: for commands that print one."""
+def quiet_logging(*, silent: bool = False) -> None:
+    """Log only what needs an operator now, and never between the lines of an answer: for commands that print one.
+
+    ``silent``: log nothing but what breaks down, for commands whose answer says itself what is wrong.
+    """
     from omni_discovery.logs.setup import TextFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("omni: %(message)s"))
-    logging.basicConfig(level=logging.ERROR, handlers=[handler])
+    logging.basicConfig(level=logging.CRITICAL if silent else logging.ERROR, handlers=[handler])

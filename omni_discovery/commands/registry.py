@@ -194,6 +194,24 @@ def find_endpoints(arguments: argparse.Namespace) -> str:
     return embedded.endpoint
 
 
+def registry_flags(arguments: argparse.Namespace) -> list[str]:
+    """The flags of ``add_registry_options`` that lead to the same registry, for commands that are shown to paste.
+
+    Files are named by their whole path. No password is among them.
+    """
+    flags = []
+    if arguments.etcd_endpoints:
+        flags += ["--etcd-endpoints", arguments.etcd_endpoints]
+    flags += ["--namespace", arguments.namespace]
+    for name in ("etcd_ca", "etcd_cert", "etcd_key", "etcd_password_file"):
+        if file := getattr(arguments, name):
+            flags += [f"--{name.replace('_', '-')}", str(Path(file).absolute())]
+    for name in ("etcd_server_name", "etcd_user"):
+        if value := getattr(arguments, name):
+            flags += [f"--{name.replace('_', '-')}", value]
+    return flags
+
+
 async def tell_if_empty(kv: KVStore, namespace: str) -> int:
     """Say on standard error that a namespace has no key at all, and which others there are; return 0."""
     from omni_discovery.etcd.check import explain_empty

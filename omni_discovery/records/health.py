@@ -33,6 +33,8 @@ class TroubleKind(StrEnum):
     UNUSABLE = "unusable"
     #: It left the registry without goodbye, or failed, and none has come in its place.
     LOST = "lost"
+    #: It takes several times as long for a request as the others of its stage.
+    SLOW = "slow"
 
 
 class ReplicaTrouble(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,6 +71,18 @@ class StageFailures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     last_at: float = 0.0
 
 
+class StageLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What waits for a stage in the hub, and what the hub refused for it within the report's ``window_s``."""
+
+    #: None where the hub as a whole had no room.
+    stage_id: _Id | None = None
+    #: Requests that wait for a free slot now.
+    waiting: _Count = 0
+    #: Requests that were answered 429, and when the last was, wall-clock seconds.
+    refused: _Count = 0
+    refused_at: float = 0.0
+
+
 class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One hub's report: the requests that ended within the last ``window_s``, and replicas in trouble."""
 
@@ -79,6 +93,8 @@ class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     troubles: list[ReplicaTrouble] = []
     #: How many more replicas are in trouble than ``troubles`` names.
     more: _Count = 0
+    #: The stages for which something waits or was refused; absent from hubs that do not count that, as older ones.
+    loads: list[StageLoad] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def failed(self) -> int:

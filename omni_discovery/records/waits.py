@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Annotated
+from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
@@ -20,12 +21,39 @@ from omni_discovery.text import one_line
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class WaitEntry(msgspec.Struct, frozen=True, kw_only=True):
+#: How the reason of a process begins that waits for nothing: so a release that does not know its kind shows it, too.
+HAS_ENDED: Final = "it has ended"
+
+
+class WaitKind(StrEnum):
+    """What is waited for. Later releases may write others, earlier ones write none."""
+
+    #: The deploy document.
+    PIPELINE = "pipeline"
+    #: A device that another process has.
+    DEVICES = "devices"
+    #: Room in the Ray cluster.
+    ROOM = "room"
+    #: The next try after a process has ended.
+    RESTART = "restart"
+    #: The same, where it ends soon after every start.
+    CRASH_LOOP = "crash-loop"
+    #: The same, where its configuration is wrong.
+    MISCONFIGURED = "misconfigured"
+    #: Nothing: the process has ended, since its settings can't be used here.
+    REFUSED = "refused"
+
+
+class WaitEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One wait. ``who`` waits since wall-clock ``since``, because of ``reason``."""
 
     who: _Text
     reason: _Text
     since: float
+    #: A WaitKind, or a word of a later release; empty: not known.
+    kind: _Text = ""
+    #: The stage whose replicas are waited for; None: not known.
+    stage_id: Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)] | None = None
 
 
 class WaitRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +80,21 @@ def decode_waits(key: str, value: bytes) -> WaitRecord:
 
 
 def waits_among(items: Iterable[KeyValue], namespace: str) -> list[WaitRecord]:
-    """The records among the keys of a namespace, in key order; those that can't be read are left out."""
+    """The records of those that wait now among the keys of a namespace, in key order."""
+    return [record for record in _records_among(items, namespace) if not _is_last_word(record)]
+
+
+def last_words_among(items: Iterable[KeyValue], namespace: str) -> list[WaitRecord]:
+    """The records of processes that have ended, and say why."""
+    return [record for record in _records_among(items, namespace) if _is_last_word(record)]
+
+
+def _is_last_word(record: WaitRecord) -> bool:
+    return any(entry.kind == WaitKind.REFUSED for entry in record.waits)
+
+
+def _records_among(items: Iterable[KeyValue], namespace: str) -> list[WaitRecord]:
+    """The records that can be read."""
     found = []
     for item in items:
         if isinstance(keys.parse_key(namespace, item.key), keys.WaitKey):

@@ -24,6 +24,7 @@ _WORDS: Final[Mapping[str, str]] = {
     TroubleKind.NO_SESSION: "no session",
     TroubleKind.UNUSABLE: "unusable",
     TroubleKind.LOST: "lost",
+    TroubleKind.SLOW: "slow",
 }
 
 

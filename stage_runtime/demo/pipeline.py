@@ -31,6 +31,7 @@ from stage_runtime.demo.show import ask_step, next_steps
 
 if TYPE_CHECKING:
     from omni_discovery.records.schema import ReplicaInfo
+    from omni_discovery.view.table import View
 
 _READY_S: Final = 600.0
 _STOP_S: Final = 90.0
@@ -61,6 +62,33 @@ def make_output(folder: Path) -> None:
     except ConfigError as error:
         text = f"--output {folder}: {error}, who could lead what is written there to another file: name a folder"
         raise ConfigError(f"{text} that is yours alone") from error
+
+
+#: Where no terminal shows a live table, a line is written so often, in seconds.
+_PLAIN_S: Final = 5.0
+
+
+class _PlainProgress:
+    """Lines that say how far a wait is, where the output is no terminal: a live table would not be seen there."""
+
+    def __init__(self, console: Console, begin_s: float) -> None:
+        self._console = console
+        self._begin_s = begin_s
+        self._told_at_s = float("-inf")
+
+    def tell(self, text: str) -> None:
+        """Say what is waited for now; written every few seconds."""
+        now_s = time.monotonic()
+        if not self._console.is_terminal and now_s - self._told_at_s >= _PLAIN_S:
+            self._told_at_s = now_s
+            self._console.print(f"{text} ({now_s - self._begin_s:.0f} s)", markup=False, soft_wrap=True)
+
+
+def replicas_line(view: View) -> str:
+    """Which replicas are there, and how far those are that start."""
+    infos = [info for _, info in sorted(view.replicas.items())]
+    told = [f"{info.name} {info.status}" + f" {info.phase}" * (info.status != ReplicaStatus.UP) for info in infos]
+    return ", ".join(text.rstrip() for text in told) or "none is registered yet"
 
 
 class DemoPipeline:
@@ -100,10 +128,13 @@ class DemoPipeline:
 
     def wait_until_ready(self, first: str = "starting an embedded etcd and the hub") -> None:
         """Show the table of replicas until all stages are ready; before that, ``first``. Raise DemoError."""
+        plain = _PlainProgress(self._console, self._begin_s)
         with Live(console=self._console, refresh_per_second=8, transient=True) as live:
             live.update(Spinner("dots", text=first))
+            plain.tell(first)
             while (embedded := read_embedded(self._config.runtime_dir, self._config.namespace)) is None:
                 self._check_still_starting()
+                plain.tell(first)
                 time.sleep(0.05)
             self._endpoint = embedded.endpoint
             client = OmniCoordClientForHub(self._endpoint, namespace=self._config.namespace)
@@ -113,6 +144,7 @@ class DemoPipeline:
                 table = replica_table(client.view(), self._config.namespace, time.time())
                 waited = f"loading the models · {time.monotonic() - self._begin_s:.0f} s"
                 live.update(Group(Spinner("dots", text=waited), table))
+                plain.tell(f"loading the models: {replicas_line(client.view())}")
                 time.sleep(0.1)
             self._url = next(iter(client.view().hubs.values())).address
             while get_text(f"{self._url}/ready")[0] != 200:

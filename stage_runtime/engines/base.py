@@ -22,7 +22,7 @@ from omni_discovery.records.params import ParamBounds
 from omni_discovery.wire import FailureKind, Resume, TokenLogprobs, ToolAnswer
 from stage_runtime.config import ControlRefusedError
 
-#: ToolAnswer while an engine loads, with the phase and the share of loading that is done, 0 to 1.
+#: Called while an engine loads, with the phase and the share of loading that is done, 0 to 1.
 Report = Callable[[str, float], None]
 
 _Args = TypeVar("_Args")

@@ -24,11 +24,12 @@ import msgspec
 from omni_discovery.deploy.document import DeployConfig, encode_deploy
 from omni_discovery.logs.readiness import NotReady, ReadinessLog, Ready, StillMissing
 from omni_discovery.metrics.samples import SAMPLE_INTERVAL_S, Sample, SupervisorSample
+from omni_discovery.records.waits import WaitKind
 from omni_discovery.stories import Waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Sampled, Up, split_line
 from stage_runtime.supervisor.relay import LineSource, relay_line
-from stage_runtime.supervisor.restarts import EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
+from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class Supervisor:
         self._tidy_at_s = 0.0
         self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
         self._readiness = ReadinessLog(time.monotonic())
+        #: How the replicas ended that can't be kept up; empty while this supervisor has not given up.
+        self.why_given_up = ""
         #: When the remaining replicas are killed; None until this supervisor is stopped.
         self._kill_at_s: float | None = None
 
@@ -205,6 +208,7 @@ class Supervisor:
             names = ",".join(name for slot in self._slots if (name := slot.source.replica or slot.former_replica))
             text = f"supervisor.gave_up stage=%d {f'replicas={names} ' if names else ''}code=%d: %s"
             logger.error(text, self._config.replica.stage_id, code, why)
+            self.why_given_up = why
         return code
 
     def _turn(self, signals: _SignalPipe) -> None:
@@ -308,7 +312,7 @@ class Supervisor:
                 # It says nothing about the replica: no end that counts, and no reason to give up.
                 slot.start_at_s = now_s + _DESCRIPTOR_PAUSE_S
                 slot.former_end = slot.exit_reason
-                self._tell_wait(slot, _DESCRIPTOR_PAUSE_S)
+                self._tell_wait(slot, _DESCRIPTOR_PAUSE_S, WaitKind.RESTART)
             else:
                 self._handle_end(slot, EXIT_FAILED)
             return
@@ -349,24 +353,24 @@ class Supervisor:
                 slot.start_at_s = now_s + delay_s
                 text = f"supervisor.restarting stage=%d {who} code=%d in_s=%.1f: %s"
                 logger.warning(text, stage_id, code, delay_s, slot.former_end)
-                self._tell_wait(slot, delay_s)
+                self._tell_wait(slot, delay_s, WaitKind.RESTART)
             case StartAgain(delay_s, why):
                 slot.start_at_s = now_s + delay_s
                 text = f"supervisor.not_kept_up stage=%d {who} code=%d next_try_s=%.0f: %s: %s"
                 logger.error(text, stage_id, code, delay_s, why, slot.former_end)
                 slot.former_end = f"{why}: {slot.former_end}"
-                self._tell_wait(slot, delay_s)
+                self._tell_wait(slot, delay_s, WaitKind.MISCONFIGURED if code == EXIT_CONFIG else WaitKind.CRASH_LOOP)
             case LeaveDown():
                 slot.former_end = ""
                 text = f"supervisor.drained stage=%d {who}: an operator has drained it; it stays down"
                 logger.info(text, stage_id)
 
-    def _tell_wait(self, slot: _Slot, delay_s: float) -> None:
+    def _tell_wait(self, slot: _Slot, delay_s: float, kind: WaitKind) -> None:
         if self._waits is not None:
             who = f"the supervisor of stage {self._config.replica.stage_id}"
             name = f"replica {slot.source.replica}" if slot.source.replica else "a replica"
             reason = f"{name} is started again after {delay_s:.1f} s; its last process: {slot.former_end}"
-            self._waits.begin(str(slot.ordinal), who, reason)
+            self._waits.begin(str(slot.ordinal), who, reason, kind, self._config.replica.stage_id)
 
     def _stop(self, now_s: float) -> None:
         if self._kill_at_s is None:

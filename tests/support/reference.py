@@ -1,4 +1,4 @@
-"""The pages of docs/reference that the code makes: flags, metrics and keys.
+"""The pages of docs/reference that the code makes: flags, metrics, keys and log events.
 
 ``python -m tests.support.reference`` writes them; ``unit/repository/test_reference`` compares them with the code.
 """
@@ -31,11 +31,13 @@ from omni_discovery.records.health import (
     HubHealth,
     ReplicaTrouble,
     StageFailures,
+    StageLoad,
     TroubleKind,
 )
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
-from omni_discovery.records.waits import WaitRecord
+from omni_discovery.records.waits import WaitKind, WaitRecord
 from stage_runtime.cli import build_parser
+from tests.support.events import events_page
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "docs" / "reference"
@@ -46,7 +48,12 @@ _DEFAULT: Final = re.compile(r"default: ([^)]*)\)")
 
 def pages() -> dict[str, str]:
     """The generated pages by file name."""
-    return {"flags.md": flags_page(), "metrics.md": metrics_page(), "keys.md": keys_page()}
+    return {
+        "flags.md": flags_page(),
+        "metrics.md": metrics_page(),
+        "keys.md": keys_page(),
+        "events.md": events_page(_MADE, table),
+    }
 
 
 def main() -> None:
@@ -425,6 +432,7 @@ _HEALTH_PARTS: Final[tuple[tuple[str, type[Any], Mapping[str, str]], ...]] = (
             "failures": "those that failed, by stage; mistakes of clients are none",
             "troubles": f"replicas that the hub can't use, {MOST_TROUBLES} at most",
             "more": "how many more there are",
+            "loads": "the stages that requests wait for, or were refused for; absent: not counted, as older releases",
         },
     ),
     (
@@ -435,6 +443,16 @@ _HEALTH_PARTS: Final[tuple[tuple[str, type[Any], Mapping[str, str]], ...]] = (
             "failed": "how many requests it failed",
             "kinds": "how many of them by type of error, the most frequent types",
             "last_at": "wall clock of the last, seconds",
+        },
+    ),
+    (
+        "One of `loads`",
+        StageLoad,
+        {
+            "stage_id": "the stage; `null` where the hub as a whole had no room",
+            "waiting": "requests that wait for a free slot now",
+            "refused": "requests that were answered 429 in that time",
+            "refused_at": "wall clock of the last, seconds",
         },
     ),
     (
@@ -464,7 +482,9 @@ _WAIT_FIELDS: Final = {
     "schema": _SCHEMA,
     "host": "host name",
     "pid": "process id",
-    "waits": "objects with `who` waits, the `reason`, and `since` when (wall clock, seconds)",
+    "waits": "objects with `who` waits, the `reason`, `since` when (wall clock, seconds), the `kind` ("
+    + ", ".join(code(kind) for kind in WaitKind)
+    + "; others in later releases) and the `stage_id`. `refused`: nobody waits, the process has ended for that reason",
 }
 _JOB_FIELDS: Final = {
     "schema": _SCHEMA,
@@ -473,7 +493,7 @@ _JOB_FIELDS: Final = {
     "created_at": "wall clock of its request, seconds",
     "expires_at": "wall clock from which on it is deleted with its files, seconds",
     "client": "the name of the API key that has made it; empty where none is asked for",
-    "client_mark": "tells that key from others of its name; empty where none is asked for",
+    "client_mark": "what tells that key from others of its name; empty where none is asked for",
     "hub": "the hub that keeps it to itself, for lack of a job store; empty: any hub may work on it",
     "owner": "the hub that works on it; empty: none",
     "owner_lease": "the lease that the key of that hub must have; else another may claim the job",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, document_fingerprint, mismatches, stage_fingerprints
 from omni_discovery.errors import ConfigError
@@ -18,9 +20,9 @@ from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
-from omni_discovery.records.health import HubHealth
+from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
-from omni_discovery.text import one_line
+from omni_discovery.text import is_shown, one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.table import View
 
@@ -44,12 +46,19 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; ``advice`` is what the operator can do, empty where nothing has to be done."""
+    """The result of one check; ``advice`` is what the operator can do, empty where nothing has to be done.
+
+    ``command`` is what to type for that, as words without the flags that say where etcd is; empty: no command does it.
+    ``replica`` is the replica that it is about, as ``0/1``, and ``stage_id`` the stage; empty and None for none.
+    """
 
     grade: Grade
     topic: str
     text: str
     advice: str = ""
+    command: tuple[str, ...] = ()
+    replica: str = ""
+    stage_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class Evidence:
 
 _RESTART: Final = (
     "restart it: it comes back with the document in force; until then hubs which have served its document go on"
-    " with that while it is rolled out, and all others refuse it"
+    " with that while it is rolled out, and all others refuse it. Drain it, then start its supervisor again"
 )
 _SAME_FILES: Final = "make the model's files the same on every host, then restart it; until then no hub picks it"
 #: Fields that are usually equal for all replicas of one stage and one document, as messages name them.
@@ -83,16 +92,16 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
             wrong += 1
             text = f"replica {_name(info)} serves a stage that the pipeline has not"
             advice = "stop it, or serve the other document in its own namespace"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice)
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info))
     ours = [info for info in infos if info.stage_id in expected]
     for info, why in mismatches(ours, lambda info: info.fingerprint in ("", expected[info.stage_id])):
         wrong += 1
         text = f"replica {_name(info)} on {info.host} does not match: {why}"
         if why != OTHER_DOCUMENT:
-            yield Finding(Grade.PROBLEM, "pipeline", text, _SAME_FILES)
+            yield Finding(Grade.PROBLEM, "pipeline", text, _SAME_FILES, _drain(info), _name(info))
             continue
         text += f" ({info.fingerprint} instead of {expected[info.stage_id]})"
-        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART)
+        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART, _drain(info), _name(info))
     if not wrong:
         count = len(deploy.stages)
         stages = f"{count} stage{'' if count == 1 else 's'}"
@@ -126,7 +135,7 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
             hub = evidence.view.hubs[hub_id]
             text = f"hub {hub_id} on {hub.host} serves another document than the one in force"
             advice = "restart it with that: omni pipeline show > pipeline.yaml writes it; the hub's log says why"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice)
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice, ("omni", "pipeline", "show"))
 
 
 #: Clocks that differ by less, in seconds, are not reported.
@@ -196,7 +205,8 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(Grade.OK, "namespace", text)
         if not hubs:
             text = "no hub is registered: nobody sends requests to these replicas"
-            yield Finding(Grade.PROBLEM, "namespace", text, "start one: omni serve --hub-only --etcd-endpoints ...")
+            advice = "start one: omni serve --hub-only --etcd-endpoints ..."
+            yield Finding(Grade.PROBLEM, "namespace", text, advice, ("omni", "serve", "--hub-only"))
     elif others:
         named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])
         text = f"{evidence.namespace!r} has no replica, but other namespaces have: {named}"
@@ -210,7 +220,7 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     bad = evidence.view.bad
     for key in sorted(bad)[:_SHOWN]:
         advice = f"it hides this one key; find who wrote it, or delete it: etcdctl del {one_line(key)}"
-        yield Finding(Grade.PROBLEM, "record", str(bad[key]), advice)
+        yield Finding(Grade.PROBLEM, "record", str(bad[key]), advice, _delete(key))
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
         yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
@@ -226,7 +236,7 @@ def _leases(evidence: Evidence) -> Iterator[Finding]:
     ]
     for key in found[:_SHOWN]:
         text, advice = f"{key} has no lease: it stays when its process dies", "if nobody is behind it: etcdctl del"
-        yield Finding(Grade.PROBLEM, "lease", text, f"{advice} {key}")
+        yield Finding(Grade.PROBLEM, "lease", text, f"{advice} {key}", _delete(key))
     if len(found) > _SHOWN:
         text = f"{len(found) - _SHOWN} more keys have no lease, the last of them {found[-1]}"
         yield Finding(Grade.PROBLEM, "lease", text, "delete those above, and the next will be shown here")
@@ -265,7 +275,8 @@ def _pipeline(evidence: Evidence) -> Iterator[Finding]:
         grade = Grade.PROBLEM if reason or evidence.view.replicas else Grade.NOTE
         text = f"the pipeline key can't be read: {reason}" if reason else "no pipeline is in force"
         mend = "replace it with omni pipeline apply FILE" if reason else "start a hub with --deploy-config; it puts one"
-        yield Finding(grade, "pipeline", text, mend)
+        command = ("omni", "pipeline", "apply", "pipeline.yaml") if reason else ()
+        yield Finding(grade, "pipeline", text, mend, command)
         return
     yield from examine_versions(evidence, deploy)
 
@@ -277,11 +288,15 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
         able[info.stage_id] += info.takes_new_work
         if info.status is ReplicaStatus.ERROR:
             text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
-            yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+            yield Finding(
+                Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}", _history(info),
+                replica=_name(info),
+            )  # fmt: skip
         elif info.reason and (info.status is ReplicaStatus.UP or info.phase == WAITING_PHASE):
             state = "is up, but" if info.status is ReplicaStatus.UP else "waits:"
             text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
-            yield Finding(Grade.PROBLEM, "replica", text, "it goes on by itself once that is mended")
+            advice = "it goes on by itself once that is mended"
+            yield Finding(Grade.PROBLEM, "replica", text, advice, replica=_name(info))
         elif info.status is ReplicaStatus.STARTING and info.reason:
             # Releases before 0.2 don't say whose reason it is.
             reason = info.reason if info.reason.startswith(FORMER_END) else f"{FORMER_END}{info.reason}"
@@ -297,15 +312,35 @@ def _deserted_stage(evidence: Evidence, stage_id: int) -> Finding:
     infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas) if key[0] == stage_id]
     kept = [info for info in infos if info.status is ReplicaStatus.UP]
     if not kept:
-        return Finding(Grade.PROBLEM, "stage", text, "start a replica of it, or see `omni replicas` for why")
+        start = ("omni", "serve", "--headless", "--stage-id", str(stage_id))
+        advice = "start a replica of it, or see `omni replicas` for why"
+        return Finding(Grade.PROBLEM, "stage", text, advice, start, stage_id=stage_id)
     text += f"; up but kept from it: {', '.join(map(_name, kept[:_SHOWN]))}"
-    return Finding(Grade.PROBLEM, "stage", text, f"let it take work again: {_undo(kept[0])}; or start another replica")
+    advice = f"let it take work again: {_undo(kept[0])}; or start another replica"
+    word = "cordon" if kept[0].cordoned else "weight"
+    command = ("omni", word, _name(kept[0]), "--undo")
+    return Finding(Grade.PROBLEM, "stage", text, advice, command, stage_id=stage_id)
 
 
 def _undo(info: ReplicaInfo) -> str:
     """The commands that let a replica take work which an operator keeps from it."""
     words = [word for word, holds in (("cordon", info.cordoned), ("weight", info.weight == 0)) if holds]
     return " and ".join(f"omni {word} {_name(info)} --undo" for word in words)
+
+
+def _drain(info: ReplicaInfo) -> tuple[str, ...]:
+    """The command that takes a replica out, so that its supervisor can be started again."""
+    return "omni", "drain", _name(info)
+
+
+def _history(info: ReplicaInfo) -> tuple[str, ...]:
+    """The command that shows how the processes of a replica ended."""
+    return "omni", "history", _name(info)
+
+
+def _delete(key: str) -> tuple[str, ...]:
+    """The command that deletes a key; none for one that a terminal would not show as it is."""
+    return ("etcdctl", "del", key) if is_shown(key) else ()
 
 
 def _handoffs(evidence: Evidence) -> Iterator[Finding]:
@@ -346,7 +381,8 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
         try:
             wish = parse(item.value)
         except ControlError as error:
-            yield Finding(Grade.PROBLEM, "control", f"{item.key}: {error}", f"correct it, or: etcdctl del {item.key}")
+            advice = f"correct it, or: etcdctl del {item.key}"
+            yield Finding(Grade.PROBLEM, "control", f"{item.key}: {error}", advice, _delete(item.key))
             continue
         if info is None:
             text = f"{item.key} is for nobody: no replica {name} is registered; the next one with that id obeys it"
@@ -359,7 +395,8 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             and evidence.now_s - info.last_heartbeat > _CLOCK_S
         ):
             text = f"replica {name} has not answered revision {item.mod_revision} of its control key"
-            yield Finding(Grade.PROBLEM, "control", text, f"is its process {info.pid} on {info.host} well?")
+            advice = f"is its process {info.pid} on {info.host} well?"
+            yield Finding(Grade.PROBLEM, "control", text, advice, _history(info))
         elif info.cordoned or info.weight == 0:
             text = f"replica {name} is kept from new work: {one_line(item.value.decode())}"
             advice = f"to let it take work: {_undo(info)}"
@@ -387,7 +424,8 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}")
         else:
             text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
-            yield Finding(Grade.PROBLEM, "hub", text, f"stop it there, or let it in again: omni hub allow {hub_id}")
+            advice = f"stop it there, or let it in again: omni hub allow {hub_id}"
+            yield Finding(Grade.PROBLEM, "hub", text, advice, ("omni", "hub", "allow", hub_id))
     yield from _copied_hubs(evidence.namespace, evidence.view.hubs)
 
 
@@ -418,20 +456,62 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
     for seen in (each for troubles in reports.troubles.values() for each in troubles):
         text = f"replica {seen.trouble.name} is {seen.describe(evidence.now_s)}"
         info = evidence.view.replicas[seen.trouble.stage_id, seen.trouble.replica_id]
-        yield Finding(Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}")
+        advice, command = f"see its log on {info.host}, process {info.pid}", _history(info)
+        if seen.trouble.kind == TroubleKind.SLOW:
+            advice += "; until it is as fast as the others, give it less"
+            command = ("omni", "weight", seen.trouble.name, "0.5")
+        yield Finding(Grade.PROBLEM, "replica", text, advice, command, seen.trouble.name, info.stage_id)
     for seen in reports.lost:
         text = f"replica {seen.trouble.name} was {seen.describe(evidence.now_s)}"
         advice = "its supervisor may be about to start it again; if it is gone for good, this ends within an hour"
-        yield Finding(Grade.PROBLEM, "replica", text, advice)
+        yield Finding(
+            Grade.PROBLEM,
+            "replica",
+            text,
+            advice,
+            ("omni", "history", seen.trouble.name),
+            seen.trouble.name,
+            seen.trouble.stage_id,
+        )
     if reports.more:
         text = f"{reports.more} more replicas are in trouble than the hubs name"
         yield Finding(Grade.PROBLEM, "replica", text, "see /ready and the logs of the hubs")
     for hub_id, health in reports.health.items():
         yield _judge_requests(hub_id, health)
+        yield from _overloads(evidence, hub_id, health)
     for hub_id in reports.silent:
         text = f"hub {hub_id} does not report: whether its requests fail, and whom it ejects, is unknown"
         advice = "it has just started, or is of an older release; its /ready, /metrics and log say more"
         yield Finding(Grade.NOTE, "requests", text, advice)
+
+
+#: A stage falls behind if so many times its slots wait for it.
+_BEHIND: Final = 2.0
+#: Requests that were refused longer ago, in seconds, don't count as overload of now.
+_LATELY_S: Final = 30.0
+
+
+def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[Finding]:
+    """Find the stages that get more than they can serve."""
+    loads = [] if health.loads is msgspec.UNSET else health.loads
+    for load in loads:
+        is_refusing = evidence.now_s - load.refused_at <= _LATELY_S
+        refused = f"{_count(load.refused, 'request')} answered 429 in {health.window_s / 60:g} min"
+        if load.stage_id is None:
+            if is_refusing:
+                text = f"hub {hub_id} has as many requests as it may have: {refused}"
+                yield Finding(Grade.PROBLEM, "load", text, "add a hub, raise --max-in-flight, or send less")
+            continue
+        infos = [info for key, info in evidence.view.replicas.items() if key[0] == load.stage_id]
+        slots = sum(info.capacity for info in infos if info.takes_new_work)
+        is_behind = load.waiting >= _BEHIND * slots > 0
+        if not (is_refusing or is_behind):
+            continue
+        text = f"stage {load.stage_id} is overloaded, says hub {hub_id}: {load.waiting} wait for {slots} slots"
+        text += f", {refused}" if load.refused else ""
+        command = ("omni", "serve", "--headless", "--stage-id", str(load.stage_id))
+        advice = "add replicas of that stage, or send less"
+        yield Finding(Grade.PROBLEM, "load", text, advice, command, stage_id=load.stage_id)
 
 
 def _judge_requests(hub_id: str, health: HubHealth) -> Finding:

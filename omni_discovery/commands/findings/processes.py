@@ -11,9 +11,10 @@ from itertools import groupby
 from typing import Final
 
 from omni_discovery.commands.findings.checks import Finding, Grade
-from omni_discovery.records.waits import WaitRecord
+from omni_discovery.records.waits import HAS_ENDED, WaitRecord
 from omni_discovery.stories import Story, Wait, same_registry, share_endpoint
 from omni_discovery.text import one_line
+from omni_discovery.view.table import View
 
 #: Stories older than this are history, and of the others so many are shown, each with so many of its last lines.
 _RECENT_S: Final = 3600.0
@@ -79,6 +80,25 @@ def waiting_findings(
             text += f"{max(0.0, now_s - entry.since):.0f} s: {one_line(entry.reason)}"
             found.append((entry.since, Finding(Grade.PROBLEM, "waiting", text, _GOES_ON)))
     return [finding for _, finding in sorted(found, key=lambda each: each[0])[:_MOST_WAITS]]
+
+
+_START_AGAIN: Final = "correct that, then start it again there"
+
+
+def ended_findings(last_words: Sequence[WaitRecord], view: View, now_s: float) -> list[Finding]:
+    """Findings about supervisors that have ended for their settings, and were not started again with success."""
+    there = {(info.stage_id, info.host) for info in view.replicas.values()}
+    found = []
+    for record in last_words:
+        for entry in record.waits:
+            if entry.stage_id is None or (entry.stage_id, record.host) in there:
+                continue
+            ago_s = max(0.0, now_s - entry.since)
+            text = f"{one_line(entry.who)} on {one_line(record.host)} ended {ago_s:.0f} s ago: "
+            command = ("omni", "serve", "--headless", "--stage-id", str(entry.stage_id))
+            text += one_line(entry.reason).removeprefix(f"{HAS_ENDED}: ")
+            found.append(Finding(Grade.PROBLEM, "ended", text, _START_AGAIN, command, stage_id=entry.stage_id))
+    return found[:_MOST_WAITS]
 
 
 def _story_text(story: Story, now_s: float) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.clients.wait_board import leave_last_words
 from omni_discovery.commands.doctor import diagnose
 from omni_discovery.commands.findings.checks import Finding, Grade
 from omni_discovery.commands.findings.processes import recent_findings
@@ -129,3 +130,16 @@ def test_a_pipeline_with_too_many_stages_is_named_by_its_numbers(endpoint: str, 
     etcdctl(endpoint, "put", f"/omni/v1/{namespace}/pipeline", json.dumps({"stages": stages}))
     problems = texts(diagnosed(endpoint, namespace), Grade.PROBLEM)
     assert any("it has 1000 stages; a pipeline has at most 256" in text for text in problems)
+
+
+def test_the_last_words_of_a_supervisor_are_kept_once_for_each_host_and_stage(endpoint: str, namespace: str) -> None:
+    """It may be started again and again: the newest reason counts. An etcd that is away delays no end."""
+    for reason in ("no such model", "no such device"):
+        leave_last_words(endpoint, namespace, 3, reason)
+    (said,) = [text for text in texts(diagnosed(endpoint, namespace), Grade.PROBLEM) if text.startswith("ended: ")]
+    assert "the supervisor of stage 3" in said
+    assert said.endswith("no such device")
+    (line,) = etcdctl(endpoint, "get", "--prefix", f"/omni/v1/{namespace}/waits/", "-w", "json").splitlines()
+    (item,) = json.loads(line)["kvs"]
+    assert item["lease"], "it goes by itself"
+    leave_last_words("127.0.0.1:1", namespace, 3, "nobody reads this")

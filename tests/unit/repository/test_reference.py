@@ -18,7 +18,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("name", ["flags.md", "metrics.md", "keys.md"])
+@pytest.mark.parametrize("name", ["flags.md", "metrics.md", "keys.md", "events.md"])
 def test_a_page_is_what_the_code_makes(name: str) -> None:
     """If it is not: ``python -m tests.support.reference``."""
     assert (reference.FOLDER / name).read_text(encoding="utf-8") == reference.pages()[name]

@@ -75,3 +75,13 @@ def test_a_hub_says_once_that_it_is_revoked_and_once_that_it_is_allowed(caplog: 
     for before, now in ((False, False), (False, True), (True, True), (True, False)):
         log_revocation("front-1", before=before, now=now)
     assert [line.split()[0] for line in lines(caplog)] == ["hub.revoked", "hub.allowed"]
+
+
+async def test_what_was_refused_for_overload_is_told_with_its_stage() -> None:
+    told: list[int | None] = []
+    rejections = RejectionLog(HubMetrics(), on_overload=lambda error: told.append(error.stage_id))
+    rejections.count(OverloadedError("full", stage_id=3))
+    rejections.count(OverloadedError("full"))
+    rejections.count(InvalidRequestError("wrong"))
+    rejections.close()
+    assert told == [3, None]

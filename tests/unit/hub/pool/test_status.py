@@ -40,6 +40,10 @@ def pool_of(*infos: ReplicaInfo) -> StagePool:
         ({"status": ReplicaStatus.DRAINING}, "draining"),
         ({"status": ReplicaStatus.STARTING}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "loading the model"}, "starting (loading the model)"),
+        (
+            {"status": ReplicaStatus.STARTING, "phase": "loading the model", "progress": 0.47},
+            "starting (loading the model 40 %)",
+        ),
         ({"status": ReplicaStatus.STARTING, "phase": "ready"}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "asleep"}, "asleep"),
         ({"status": ReplicaStatus.ERROR, "reason": "out of memory"}, "with an error (out of memory)"),

@@ -113,3 +113,43 @@ async def test_it_reports_by_itself_until_it_is_closed() -> None:
     finally:
         reporter.close()
         reporter.close()
+
+
+def test_a_replica_that_takes_several_times_as_long_as_the_others_is_slow() -> None:
+    """Nobody is slow alone, after few requests, or for long after the last one."""
+    pools = pools_of(3)
+    reporter = HealthReporter(pools)
+    (pool,) = pools.of_stage(0)
+
+    def slow_at(now_s: float) -> list[str]:
+        reporter.refresh(now_s, 1000.0 + now_s)
+        assert all(trouble.kind == "slow" and trouble.is_picked for trouble in reporter.report.troubles)
+        return [trouble.name for trouble in reporter.report.troubles]
+
+    for _ in range(5):
+        pool.core.succeeded("tcp://h:2", 3.0, 10.0)
+    assert slow_at(11.0) == [], "no other is known"
+    for _ in range(4):
+        pool.core.succeeded("tcp://h:0", 0.5, 10.0)
+    assert slow_at(11.0) == [], "the other has served too few"
+    for number in (0, 1, 1, 1, 1, 1):
+        pool.core.succeeded(f"tcp://h:{number}", 0.5, 10.0)
+    assert slow_at(12.0) == ["0/2"]
+    assert reporter.report.troubles[0].reason == (
+        "its requests take 3 s each, those of the other replicas of its stage 0.5 s"
+    )
+    assert slow_at(400.0) == []
+
+
+def test_what_waits_and_what_was_refused_is_reported_by_stage() -> None:
+    pools = pools_of(1)
+    reporter = HealthReporter(pools)
+    reporter.refresh(1.0, 1001.0)
+    assert reporter.report.loads == []
+    reporter.recent.count_refusal(0, 5.0)
+    reporter.recent.count_refusal(0, 7.0)
+    reporter.recent.count_refusal(None, 8.0)
+    reporter.refresh(9.0, 1009.0)
+    hub, stage = reporter.report.loads or []
+    assert (hub.stage_id, hub.refused, hub.refused_at) == (None, 1, 1008.0)
+    assert (stage.stage_id, stage.waiting, stage.refused, stage.refused_at) == (0, 0, 2, 1007.0)

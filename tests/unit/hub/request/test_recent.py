@@ -48,3 +48,14 @@ def test_the_most_frequent_kinds_are_named() -> None:
     (stage,) = recent.failures(0.0, 0.0)
     assert stage.failed == 21
     assert list(stage.kinds) == ["f", "e", "d", "c"]
+
+
+def test_refusals_are_counted_by_stage_and_forgotten_with_the_window() -> None:
+    recent = RecentRequests(window_s=60.0)
+    assert recent.refused_s_ago(0, 5.0) == float("inf")
+    recent.count_refusal(0, 0.0)
+    recent.count_refusal(None, 20.0)
+    assert recent.refused(21.0) == {0: 1, None: 1}
+    assert recent.refused_s_ago(0, 21.0) == 21.0
+    assert recent.refused(71.0) == {None: 1}
+    assert recent.requests(21.0) == 0

@@ -9,10 +9,12 @@ from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.waits import (
     WaitEntry,
+    WaitKind,
     WaitRecord,
     decode_waits,
     describe_waits,
     encode_waits,
+    last_words_among,
     waits_among,
 )
 from omni_discovery.view.table import ReplicaTable
@@ -47,3 +49,15 @@ def test_a_view_has_no_part_in_it_but_counts_it_as_the_registry_does() -> None:
     assert not (view.bad)
     assert not (view.revoked)
     assert (table.summary().count, table.summary().max_mod_revision) == (1, 9)
+
+
+def test_last_words_are_no_wait_and_a_kind_of_a_later_release_is_one() -> None:
+    def record(kind: str) -> WaitRecord:
+        return WaitRecord(host="h", pid=1, waits=[WaitEntry(who="w", reason="r", since=1.0, kind=kind, stage_id=2)])
+
+    refused, later = record(WaitKind.REFUSED), record("of tomorrow")
+    items = [
+        KeyValue(keys.wait_key("n", name), encode_waits(each), 1, 1) for name, each in (("a", refused), ("b", later))
+    ]
+    assert waits_among(items, "n") == [later]
+    assert last_words_among(items, "n") == [refused]

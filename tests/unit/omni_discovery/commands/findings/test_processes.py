@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from omni_discovery.commands.findings.checks import Grade
-from omni_discovery.commands.findings.processes import recent_findings, waiting_findings
-from omni_discovery.records.waits import WaitEntry, WaitRecord
+from omni_discovery.commands.findings.processes import ended_findings, recent_findings, waiting_findings
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.records.waits import HAS_ENDED, WaitEntry, WaitKind, WaitRecord
 from omni_discovery.stories import Story, Wait
+from omni_discovery.view.table import View
 
 NOW_S = 5000.0
 
@@ -101,3 +103,23 @@ def test_who_waits_on_another_machine_is_seen_and_nobody_is_told_twice() -> None
         "the supervisor, process 7 of this machine, waits for 60 s: r",
         "the supervisor, process 8 on gpu-1, waits for 0 s: no_c",
     ]
+
+
+def test_why_a_supervisor_has_ended_is_told_until_another_one_runs_there() -> None:
+    entry = WaitEntry(
+        who="the supervisor of stage 1",
+        reason=f"{HAS_ENDED}: no such\nmodel",
+        since=NOW_S - 7,
+        kind=WaitKind.REFUSED,
+        stage_id=1,
+    )
+    record = WaitRecord(host="gpu-2", pid=8, waits=[entry])
+
+    def view(host: str) -> View:
+        return View(replicas={(1, 0): ReplicaInfo("a", "b", 1, ReplicaStatus.STARTING, 0, 0.0, 0.0, 0, host=host)})
+
+    (finding,) = ended_findings([record], view("gpu-1"), NOW_S)
+    assert finding.text == "the supervisor of stage 1 on gpu-2 ended 7 s ago: no such model"
+    assert (finding.grade, finding.stage_id) == (Grade.PROBLEM, 1)
+    assert finding.command == ("omni", "serve", "--headless", "--stage-id", "1")
+    assert ended_findings([record], view("gpu-2"), NOW_S) == []

@@ -1,0 +1,334 @@
+"""Incidents, each made with real processes: ``omni status`` names its cause, with the command that mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from omni_discovery.etcd.embedded import find_binary
+from tests.support.host_etcd import REGISTRY_PORT
+from tests.support.hub import Hub
+from tests.support.netns import require_netns
+from tests.support.processes import DEFAULTS, OMNI, Child, wait_for
+from tests.support.registry import EtcdServer
+from tests.support.running_scenarios import COUNTS, ECHO, PARTS, on_hosts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+LONG = pytest.mark.skipif(not os.environ.get("OMNI_LONG"), reason="the long form: make long")
+#: The cause of an incident has to be named within so many seconds.
+_NAMED_WITHIN_S: Final = 60.0
+DOCUMENT: Final = """
+model: echo-pair
+stages:
+  - {stage_id: 0, engine: echo, engine_args: {capacity: 2, delay_s: 0.05}, runtime: {num_replicas: 2},
+     final_output: text}
+  - {stage_id: 1, engine: echo, engine_args: {modality: image}, runtime: {num_replicas: 1}, final_output: image}
+"""
+OTHER: Final = DOCUMENT.replace("capacity: 2", "capacity: 3")
+#: A screen is kept here, for the page that shows them.
+SCREENS: Final = os.environ.get("OMNI_SCREENS", "")
+
+
+class Cluster:
+    """An etcd, a hub without stages, and a supervisor for each stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = EtcdServer(folder)
+        self.server.start()
+        self.flags = ["--etcd-endpoints", self.server.endpoint]
+        self.hub = Hub.of_yaml(folder, DOCUMENT, "--hub-only", "--max-waiting", "4", *self.flags)
+        self.children: list[Child] = [self.hub]
+        for stage_id, count in ((0, 2), (1, 1)):
+            self.children.append(self.headless(stage_id, count))
+        self.hub.wait_ready()
+        wait_for("all replicas to be up", lambda: self.up() == {"0/0", "0/1", "1/0"})
+
+    def headless(self, stage_id: int, count: int, *more: str) -> Child:
+        """A supervisor of so many replicas."""
+        words = ["serve", "--headless", "--stage-id", str(stage_id), "--omni-dp-size-local", str(count)]
+        words += ["--namespace", self.hub.namespace, *self.flags, *more]
+        return Child(words, self.folder, f"stage{stage_id}-{len(more)}")
+
+    def omni(self, *words: str) -> str:
+        """Run a command of ``omni`` with the flags of this registry; return what it prints."""
+        return said([*OMNI, *words, "--namespace", self.hub.namespace, *self.flags], self.folder)[1]
+
+    def up(self) -> set[str]:
+        """The names of the replicas that are up."""
+        return {f"{each['stage_id']}/{each['replica_id']}" for each in self.records() if each["status"] == "up"}
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all replicas."""
+        return [json.loads(line) for line in self.omni("replicas", "--json").splitlines() if line.startswith("{")]
+
+    def status(self) -> Screen:
+        """The screen of this moment, as on a terminal of 80 columns."""
+        return Screen.taken([*OMNI, "status", "--namespace", self.hub.namespace, *self.flags], self.folder)
+
+    def paste(self, screen: Screen, begins: str) -> str:
+        """Run a command of the screen in a shell, as who pastes it would; return what it prints."""
+        lines = screen.commands(begins)
+        omni = f'omni() {{ {shlex.join(OMNI)} "$@"; }}; '
+        etcdctl = str(find_binary(None).with_name("etcdctl"))
+        script = f'{omni} etcdctl() {{ {shlex.quote(etcdctl)} "$@"; }}; {lines}'
+        return said(["bash", "-ec", script], self.folder)[1]
+
+    def stop(self) -> list[int]:
+        """Stop all; return what is left."""
+        left = [pid for child in reversed(self.children) for pid in child.stop()]
+        self.server.kill()
+        return left
+
+
+def said(command: list[str], folder: Path) -> tuple[int, str]:
+    """Run a short command in a folder; return its exit code and what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name not in DEFAULTS}
+    environment |= {"XDG_RUNTIME_DIR": str(folder), "COLUMNS": "80", "NO_COLOR": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout.decode() + done.stderr.decode()
+
+
+class Screen:
+    """What ``omni status`` has printed, and its exit code."""
+
+    def __init__(self, code: int, text: str, took_s: float) -> None:
+        self.code = code
+        self.text = text
+        self.took_s = took_s
+
+    @classmethod
+    def taken(cls, command: list[str], folder: Path) -> Screen:
+        """Run the command."""
+        began_s = time.monotonic()
+        code, text = said(command, folder)
+        return cls(code, text, time.monotonic() - began_s)
+
+    @property
+    def flat(self) -> str:
+        """The text without its line breaks."""
+        return " ".join(self.text.replace("\\\n", " ").split())
+
+    def commands(self, begins: str) -> str:
+        """The first block of commands one of which begins so, as it is pasted."""
+        block: list[str] = []
+        for line in [*self.text.splitlines(), ""]:
+            if line.startswith("      "):
+                block.append(line.strip(" "))
+            elif any(each.startswith(begins) for each in block):
+                return "\n".join(block)
+            else:
+                block = []
+        raise AssertionError(f"no command begins with {begins!r}:\n{self.text}")
+
+
+def named(take: Callable[[], Screen], *words: str, code: int = 1) -> Screen:
+    """The first screen with this exit code that says all of this; fails if none does within a minute."""
+    deadline_s = time.monotonic() + _NAMED_WITHIN_S
+    while True:
+        screen = take()
+        if screen.code == code and all(word in screen.flat for word in words):
+            _keep(screen)
+            assert all(len(line) <= 80 for line in screen.text.splitlines()), screen.text
+            return screen
+        assert time.monotonic() < deadline_s, f"code {screen.code}, wanted {code} and {words}:\n{screen.text}"
+        time.sleep(0.3)
+
+
+def _keep(screen: Screen) -> None:
+    if SCREENS:
+        test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].split()[0]
+        with Path(SCREENS, f"{test}.txt").open("a") as file:
+            file.write(f"{screen.text}exit code {screen.code}, {screen.took_s:.1f} s\n\n")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    running = Cluster(tmp_path_factory.mktemp("night"))
+    try:
+        yield running
+    finally:
+        left = running.stop()
+    assert left == []
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    """All is well at the beginning of each test."""
+    named(shared.status, "nothing needs you", code=0)
+    return shared
+
+
+def test_a_poisoned_record_is_named_and_the_pasted_command_deletes_it(cluster: Cluster) -> None:
+    """Its key is such that a shell would run a part of it, if it were pasted without quotes."""
+    proof = cluster.folder / "ran"
+    key = f"/omni/v1/{cluster.hub.namespace}/replicas/0/7;touch {proof.name}"
+    cluster.server.etcdctl("put", key, "{not json")
+    screen = named(cluster.status, "record:", "replicas/0/7;touch ran", "etcdctl del")
+    cluster.paste(screen, "eval")
+    named(cluster.status, "nothing needs you", code=0)
+    assert not proof.exists()
+
+
+def test_a_revoked_hub_that_still_runs_is_named_and_the_pasted_command_lets_it_in(cluster: Cluster) -> None:
+    (hub,) = [json.loads(line)["hub_id"] for line in cluster.omni("hubs", "--json").splitlines()]
+    cluster.omni("hub", "revoke", hub)
+    screen = named(cluster.status, f"hub {hub} is revoked and still registered", f"omni hub allow {hub}")
+    cluster.paste(screen, "omni hub allow")
+    named(cluster.status, "nothing needs you", code=0)
+
+
+def test_two_documents_are_named_with_each_replica_that_runs_the_older_one(cluster: Cluster) -> None:
+    before = cluster.omni("pipeline", "show")
+    for name, text in (("other", OTHER), ("before", before)):
+        (cluster.folder / f"{name}.yaml").write_text(text)
+    cluster.omni("pipeline", "apply", "other.yaml")
+    try:
+        screen = named(
+            cluster.status, "replica 0/0", "it runs another deploy document than the one in force", "omni drain 0/0"
+        )
+        assert "so with 0/1" in screen.flat
+    finally:
+        cluster.omni("pipeline", "apply", "before.yaml")
+    named(cluster.status, "nothing needs you", code=0)
+
+
+def test_an_etcd_that_stands_still_is_named_in_three_seconds_and_nothing_is_said_to_be_zero(cluster: Cluster) -> None:
+    cluster.server.signal(signal.SIGSTOP)
+    try:
+        screen = named(cluster.status, "does not answer", "stages, replicas and hubs of", "etcdctl endpoint", code=2)
+        assert cluster.hub.ask("still there")[0] == 200
+    finally:
+        cluster.server.signal(signal.SIGCONT)
+    assert "busy" not in screen.text
+    assert "nothing needs you" not in screen.text
+    named(cluster.status, "nothing needs you", code=0)
+
+
+@LONG
+def test_a_crash_loop_is_named_with_how_the_replica_ends(cluster: Cluster) -> None:
+    """The first to be killed has been up for long, or not: from the sixth quick end on it is a crash loop."""
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.is_set():
+            for each in cluster.records():
+                if each["stage_id"] == 1 and each["status"] == "up":
+                    with suppress(ProcessLookupError):
+                        os.kill(each["pid"], signal.SIGKILL)
+            time.sleep(0.1)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        # Six starts, with pauses of 15 s in all between them.
+        wait_for("the supervisor to give up", lambda: cluster.children[2].process.poll() is not None, 240)
+        named(cluster.status, "s ago: it ended 6 times in a row soon after its start", "--stage-id 1")
+    finally:
+        stop.set()
+        killer.join(30)
+    cluster.children.append(cluster.headless(1, 1, "--log-level", "info"))
+    wait_for("stage 1 to serve again", lambda: "1/0" in cluster.up(), 60)
+
+
+@LONG
+def test_a_host_that_may_not_load_the_model_is_named_with_the_reason(cluster: Cluster) -> None:
+    """A supervisor of another host finds no such model there, and ends: it is named from any machine."""
+    folder = cluster.folder / "elsewhere"
+    folder.mkdir()
+    namespace = "models"
+    document = "stages: [{stage_id: 0, engine: vllm, model: /models/not-here, final_output: text}]"
+    (folder / "deploy.yaml").write_text(document)
+    registry = ["--namespace", namespace, *cluster.flags]
+    said([*OMNI, "pipeline", "apply", "deploy.yaml", *registry], folder)
+    command = [*OMNI, "serve", "--headless", "--stage-id", "0", *registry]
+    assert said(["unshare", "--uts", "sh", "-c", 'hostname gpu-2 && exec "$@"', "sh", *command], folder)[0] == 2
+    screen = named(
+        lambda: Screen.taken([*OMNI, "status", *registry], folder), "on gpu-2", "/models/not-here", "--stage-id 0"
+    )
+    assert "stage 0 has nobody" in screen.flat
+
+
+@LONG
+def test_an_overloaded_stage_is_named_with_what_waits_and_what_was_refused(cluster: Cluster) -> None:
+    with asking(cluster.hub, 24, "a b c d e f g h i j k l m n o p"):
+        named(cluster.status, "load: stage 0 is overloaded", "answered 429", "omni serve --headless --stage-id 0")
+
+
+@LONG
+def test_a_replica_that_is_several_times_slower_than_the_other_is_named(shared: Cluster) -> None:
+    """It stands still for most of each second, as one whose device is shared or throttled."""
+    (pid,) = [each["pid"] for each in shared.records() if (each["stage_id"], each["replica_id"]) == (0, 1)]
+    with halting(pid), asking(shared.hub, 3, "a b"):
+        named(shared.status, "replica 0/1 is slow", "omni weight 0/1")
+
+
+@LONG
+def test_a_host_that_is_cut_off_is_named_once_for_all_of_its_replicas(tmp_path: Path) -> None:
+    require_netns()
+    with on_hosts(tmp_path, "B", PARTS["B"], ECHO) as (_, client, network):
+        client.wait_ready(COUNTS["B"])
+        registry = network.hosts["registry"]
+        endpoint = f"{registry.address}:{REGISTRY_PORT}"
+        command = [*OMNI, "status", "--etcd-endpoints", endpoint]
+        network.cut(network.hosts["painters"])
+        named(
+            lambda: Screen.taken(registry.command(*command), tmp_path), "host painters is down or cut off", "1/0, 1/1"
+        )
+
+
+@contextmanager
+def asking(hub: Hub, count: int, text: str) -> Iterator[None]:
+    """So many clients ask one request after the other meanwhile."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            with suppress(OSError):
+                hub.ask(text, modalities=["text"])
+
+    clients = [threading.Thread(target=ask) for _ in range(count)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join(60)
+
+
+@contextmanager
+def halting(pid: int) -> Iterator[None]:
+    """A process stands still for most of each second."""
+    stop = threading.Event()
+
+    def halt() -> None:
+        while not stop.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.9)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.1)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,36 @@
+"""What a demo says while its models load, where no terminal shows its table."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.table import View
+from stage_runtime.demo.pipeline import _PlainProgress, replicas_line
+
+
+def test_a_line_is_written_every_few_seconds_and_none_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    written = {is_terminal: io.StringIO() for is_terminal in (False, True)}
+    for is_terminal, file in written.items():
+        console = Console(file=file, force_terminal=is_terminal, width=80)
+        plain = _PlainProgress(console, 90.0)
+        for at_s in (100.0, 101.0, 104.9, 105.0, 106.0):
+            now_s[0] = at_s
+            plain.tell("loading [the models]")
+    assert written[False].getvalue().splitlines() == ["loading [the models] (10 s)", "loading [the models] (15 s)"]
+    assert written[True].getvalue() == ""
+
+
+def test_each_replica_is_named_with_its_phase_until_it_is_up() -> None:
+    def info(replica_id: int, status: ReplicaStatus, phase: str) -> ReplicaInfo:
+        return ReplicaInfo("a", "b", 0, status, 0, 0.0, 0.0, replica_id, phase=phase)
+
+    infos = {(0, 0): info(0, ReplicaStatus.UP, "ready"), (0, 1): info(1, ReplicaStatus.STARTING, "loading the model")}
+    assert replicas_line(View(replicas=infos)) == "0/0 up, 0/1 starting loading the model"
+    assert replicas_line(View()) == "none is registered yet"
