@@ -99,6 +99,50 @@ class TestDiffusersKeepsTheContract(EngineContract):
         return ask("dit", key, num_inference_steps=0)
 
 
+class TestQwenImageKeepsTheContract(TestDiffusersKeepsTheContract):
+    """It shows unfinished pictures, too."""
+
+    offers = frozenset({"gives_partial_images", "update"})
+
+    @pytest.fixture(autouse=True)
+    def made(self, folders: dict[str, Path]) -> None:
+        type(self).folder = folders["qwen"]
+
+    def make_engine(self) -> Engine:
+        return create_engine(stage_of("qwen", self.folder))
+
+    def good_request(self, key: str) -> StageRequest:
+        return ask("qwen", key)
+
+    def bad_request(self, key: str) -> StageRequest:
+        return ask("qwen", key, num_inference_steps=0)
+
+
+def test_an_unfinished_picture_is_decoded_as_the_pipeline_decodes_the_finished_one(
+    load: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. shown behind the very last step too, it is the picture itself: no noise is left to go along with
+    2. of four in a batch, each gets its own, and one that asks for none gets none
+    """
+    monkeypatch.setattr("stage_runtime.engines.diffusers.pipeline.steps_shown", lambda count, asked: (2, count)[:asked])
+    asked = [ask("qwen", f"k{seed}", seed, partial_images=count) for seed, count in enumerate((2, 0, 1, 2))]
+    said = run(load("qwen"), *asked)
+    for request, count in zip(asked, (2, 0, 1, 2), strict=True):
+        outputs = said[request.key]
+        shown = [output.image_png for output in outputs if output.partial_image is not None]
+        assert [output.partial_image for output in outputs if output.partial_image is not None] == list(range(count))
+        assert (outputs[-1].image_png in shown) is (count == 2)
+    assert len({each.image_png for outputs in said.values() for each in outputs if each.image_png}) == 4 + 3
+
+
+def test_a_pipeline_whose_steps_are_not_understood_gives_none(load: Callable[..., Engine]) -> None:
+    engine = load("dit")
+    assert not capabilities_of(engine).gives_partial_images()
+    with pytest.raises(InvalidRequestError, match="partial_images"):
+        engine.add(ask("dit", "k", partial_images=2))
+    assert not engine.has_unfinished()
+
+
 def test_a_replica_says_what_its_pipeline_computes_in(load: Callable[..., Engine]) -> None:
     assert load("dit").model_details == {"dtype": "float32", "revision": ""}  # type: ignore[attr-defined]
     half = load("dit", dtype="bfloat16")

@@ -14,9 +14,12 @@ import torch
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
+from stage_runtime.engines.diffusers.partial_images import Expected, can_expect
 from stage_runtime.engines.files import png_of
+from stage_runtime.engines.pictures.partial_images import steps_shown
 from stage_runtime.engines.pictures.request import Embeds, Picture, Traits
 from stage_runtime.engines.pictures.steps import steps_heard
+from stage_runtime.engines.pictures.thread import OnStep, UnfinishedPicture
 
 INDEX: Final = "model_index.json"
 #: Libraries whose classes a pipeline may be made of, besides the modules beside diffusers' own pipelines.
@@ -138,6 +141,7 @@ def traits_of(pipe: Any, source: PipelineSource, call_args: Mapping[str, Any], m
         max_side_px=max_side_px,
         labels=dict(getattr(pipe, "labels", None) or {}),
         num_labels=int(pipe.transformer.config.num_embeds_ada_norm) if "class_labels" in parameters else 0,
+        gives_partial_images="callback_on_step_end" in parameters and can_expect(pipe),
     )
 
 
@@ -151,12 +155,12 @@ class Pipeline:
         self._dtype: torch.dtype = getattr(torch, source.dtype)
         self._call_args = dict(call_args)
 
-    def draw(self, pictures: Sequence[Picture], on_step: Callable[[int], None]) -> list[bytes]:
+    def draw(self, pictures: Sequence[Picture], on_step: OnStep) -> list[bytes]:
         """Draw pictures that are alike; one PNG each. ``on_step`` is called after each step; it may raise to end it."""
         call = {**self._call_args, **self._arguments(pictures), **pictures[0].params}
         # Drawn on the CPU whatever the model runs on: a seed means the same noise everywhere.
         generators = [torch.Generator("cpu").manual_seed(picture.seed) for picture in pictures]
-        with self._step_callback(on_step) as more:
+        with self._shown_steps(pictures, on_step) as shown_step, self._step_callback(shown_step) as more:
             images = self._pipe(**call, **more, generator=generators, output_type="pil").images
         if len(images) != len(pictures):
             raise RuntimeError(f"{self._traits.name} drew {len(images)} pictures, asked for {len(pictures)}")
@@ -205,6 +209,25 @@ class Pipeline:
         return rows
 
     @contextlib.contextmanager
+    def _shown_steps(self, pictures: Sequence[Picture], on_step: OnStep) -> Iterator[Callable[[int], None]]:
+        """``on_step``, with the unfinished pictures that are to be shown behind a step."""
+        if not any(picture.partial_images for picture in pictures):
+            yield on_step
+            return
+        params = pictures[0].params
+        expected = Expected(self._pipe, params.get("height"), params.get("width"))
+
+        def show_step(steps: int) -> None:
+            count = len(self._pipe.scheduler.timesteps)
+            numbers = [_number_at(steps, steps_shown(count, picture.partial_images)) for picture in pictures]
+            places = [place for place, number in enumerate(numbers) if number is not None]
+            drawn = zip(places, expected.pictures(places) if places else (), strict=True)
+            on_step(steps, [UnfinishedPicture(place, numbers[place] or 0, png_of(image)) for place, image in drawn])
+
+        with expected.followed():
+            yield show_step
+
+    @contextlib.contextmanager
     def _step_callback(self, on_step: Callable[[int], None]) -> Iterator[dict[str, Any]]:
         """Have ``on_step`` called after each step; yields the arguments that the pipeline takes for that."""
         if "callback_on_step_end" in self._traits.parameters:
@@ -218,3 +241,8 @@ class Pipeline:
         # Older pipelines have no callback, or none that may raise.
         with steps_heard(self._pipe.scheduler, on_step):
             yield {}
+
+
+def _number_at(steps: int, shown_at: Sequence[int]) -> int | None:
+    """The number of the unfinished picture that is shown behind so many steps; None if none is."""
+    return shown_at.index(steps) if steps in shown_at else None

@@ -101,7 +101,8 @@ class PictureDrawer:
         """The outputs of an event, for the requests that were not aborted. Raise RuntimeError if the device is lost."""
         if isinstance(event, BatchStepped):
             usage = {"steps": event.steps}
-            return [EngineOutput(member.key, usage=usage) for member in self._members if member is not None]
+            stepped = [EngineOutput(member.key, usage=usage) for member in self._members if member is not None]
+            return stepped + self._unfinished(event)
         members, self._members, self._batch = self._members, [], None
         present = [member for member in members if member is not None]
         match event:
@@ -122,6 +123,13 @@ class PictureDrawer:
                 return []
             case BatchFailed():
                 return [EngineOutput(member.key, error=(event.kind, _reason(event, member))) for member in present]
+
+    def _unfinished(self, event: BatchStepped) -> list[EngineOutput]:
+        return [
+            EngineOutput(member.key, image_png=each.png, partial_image=each.number)
+            for each in event.unfinished
+            if (member := self._members[each.place]) is not None
+        ]
 
 
 def _reason(event: BatchFailed, member: Waiting[Picture]) -> str:

@@ -19,6 +19,11 @@ class PictureEngine(PictureOutput):
         self._traits: Traits | None = None
         self._drawer: PictureDrawer | None = None
 
+    @property
+    def gives_partial_images(self) -> bool:
+        """See PartialImageEngine."""
+        return self._traits is not None and self._traits.gives_partial_images
+
     def add(self, request: StageRequest) -> None:
         """See Engine."""
         if self._drawer is None or self._traits is None:

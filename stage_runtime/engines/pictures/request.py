@@ -14,6 +14,7 @@ from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.pictures.partial_images import PartialImages
 from stage_runtime.engines.prompts import prompt_text
 from stage_runtime.engines.sampling import Seed, checked
 
@@ -39,6 +40,7 @@ class PipelineParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     height: _Side | None = None
     width: _Side | None = None
     negative_prompt: str | None = None
+    partial_images: PartialImages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Traits:
     #: Of a pipeline that draws classes: the names of the classes, if it has them, and their number.
     labels: Mapping[str, int] = field(default_factory=dict)
     num_labels: int = 0
+    #: Whether unfinished pictures can be made.
+    gives_partial_images: bool = False
 
     @property
     def takes_embeds(self) -> bool:
@@ -102,6 +106,8 @@ class Picture:
     params: Mapping[str, Any]
     prompt: str | int | Embeds
     negative: str | Embeds | None = None
+    #: How many unfinished ones are shown before it.
+    partial_images: int = 0
 
     @property
     def alike(self) -> Hashable:
@@ -115,6 +121,7 @@ def read_picture(request: StageRequest, traits: Traits) -> Picture:
     params = msgspec.structs.asdict(checked(given, PipelineParams))
     asked = {name: value for name, value in params.items() if value is not None and name != "seed"}
     negative = _negative(request, asked.pop("negative_prompt", None), traits)
+    partial_images = asked.pop("partial_images", 0) if traits.gives_partial_images else 0
     _check(asked, negative, traits)
     seed = seed_of(request.request_id) if params["seed"] is None else params["seed"]
     prompt = _prompt(request, traits)
@@ -123,7 +130,7 @@ def read_picture(request: StageRequest, traits: Traits) -> Picture:
     if isinstance(prompt, Embeds) and isinstance(negative, Embeds) and EQUAL_MASK in traits.parameters:
         length = max(len(prompt.mask), len(negative.mask))
         prompt, negative = _padded(prompt, length), _padded(negative, length)
-    return Picture(seed, asked, prompt, negative)
+    return Picture(seed, asked, prompt, negative, partial_images)
 
 
 def _check(asked: Mapping[str, Any], negative: str | Embeds | None, traits: Traits) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from omni_discovery.wire import FailureKind
 
@@ -30,10 +30,20 @@ class Batch(Generic[_Item]):
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedPicture:
+    """The one with this number, from 0, of the picture at this place of the batch."""
+
+    place: int
+    number: int
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class BatchStepped:
     """``steps`` steps of the batch are done."""
 
     steps: int
+    unfinished: Sequence[UnfinishedPicture] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +75,15 @@ class UnwantedError(Exception):
     """Raised through the pipeline's call, between two steps."""
 
 
-#: Draws a batch, calling its second argument with the number of steps done after each; that may raise UnwantedError.
-Draw = Callable[[Sequence[_Item], Callable[[int], None]], Sequence[bytes]]
+class OnStep(Protocol):
+    """The second argument of Draw."""
+
+    def __call__(self, steps: int, unfinished: Sequence[UnfinishedPicture] = ()) -> None:
+        """So many steps are done, and this is shown of the pictures. May raise UnwantedError."""
+
+
+#: Draws a batch, calling its second argument with the number of steps done after each.
+Draw = Callable[[Sequence[_Item], OnStep], Sequence[bytes]]
 #: Whether the device does not work any more; called after the pipeline raised.
 IsLost = Callable[[], bool]
 
@@ -110,10 +127,10 @@ class PipelineThread(Generic[_Item]):
     def _end_of(self, batch: Batch[_Item]) -> Event:
         steps_done = 0
 
-        def report_step(steps: int) -> None:
+        def report_step(steps: int, unfinished: Sequence[UnfinishedPicture] = ()) -> None:
             nonlocal steps_done
             steps_done = steps
-            self._events.put(BatchStepped(steps))
+            self._events.put(BatchStepped(steps, unfinished))
             if batch.is_unwanted.is_set():
                 raise UnwantedError
 
