@@ -205,6 +205,7 @@ ATTACKS: Final = (
     Attack("M7", "a thousand videos asked for at once", "no more get a place than there are, of each key and in all"),
     Attack("M8", "a job whose record no hub can read", "a 400; nothing is written; junk is one line in the log"),
     Attack("M9", "a key by the name of another, in a second file, in etcd or later", "none of the other's videos"),
+    Attack("M10", "realtime items of hundreds of sounds of one sample", "refused: 16 an item, each of 100 ms"),
 )
 
 #: Rows without a test, and why.

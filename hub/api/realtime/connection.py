@@ -204,7 +204,8 @@ class _Connection:
                 return
             if not still_opens(self._websocket.scope):
                 raise UnauthorizedError(is_missing=False)
-            await self._take(message.get("text"))
+            # Not kept while the next one is waited for.
+            await self._take(message.pop("text", None))
 
     async def _next_message(self) -> dict[str, Any]:
         """The next message. Raise InputTimeoutError if there is none for too long, and nothing is being made."""
@@ -508,6 +509,7 @@ class _Outbox:
                 await self._websocket.send_text(text)
                 self._waiting.popleft()
                 self._size_bytes -= len(text)
+                del text
                 self._note()
             if self._is_ended:
                 return

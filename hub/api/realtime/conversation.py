@@ -17,6 +17,8 @@ from omni_discovery.errors import InvalidRequestError, OverloadedError
 BYTES_PER_MS: Final = 48
 #: What one request to the first stage may hold. The body of a chat request has a bound of its own, which is a bit more.
 _MOST_BYTES: Final = 2_900_000
+#: The shortest sound that is made a file of, in milliseconds: each has an encoder of its own.
+LEAST_SOUND_MS: Final = 100
 #: Seconds of sound that replicas unpack for one request.
 _MOST_SOUND_MS: Final = 600_000
 #: Memory of an item beside its parts, and of a part beside its texts and sounds.
@@ -299,6 +301,8 @@ def read_item(asked: NewItem, item_id: str) -> tuple[ConversationItem, list[tupl
                 item.content.append(made)
                 if samples:
                     sounds.append((made, samples))
+            if len(sounds) > MAX_SOUNDS:
+                raise InvalidRequestError(f"item.content: {len(sounds)} sounds; one request has at most {MAX_SOUNDS}")
             return item, sounds
 
 
@@ -317,6 +321,8 @@ def _read_part(role: str, part: MessagePart, where: str) -> tuple[Content, bytes
         raise InvalidRequestError(f"{where}: a message of role {role!r} has {', '.join(sorted(_KINDS[role]))}")
     if kind == "input_audio":
         samples = read_samples(part.audio or "", f"{where}.audio")
+        if len(samples) < LEAST_SOUND_MS * BYTES_PER_MS:
+            raise InvalidRequestError(f"{where}.audio: a sound has at least {LEAST_SOUND_MS} ms")
         return Content(kind, part.transcript or "", sound_ms=len(samples) // BYTES_PER_MS), samples
     if kind == "input_image":
         made = Content(kind, image_url=part.image_url or "")

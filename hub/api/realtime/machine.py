@@ -13,6 +13,7 @@ from typing import Any
 from hub.api.errors import describe
 from hub.api.realtime.conversation import (
     BYTES_PER_MS,
+    LEAST_SOUND_MS,
     Content,
     Conversation,
     ConversationItem,
@@ -57,9 +58,6 @@ from hub.api.realtime.settings import Abilities, first_settings, for_response, u
 from hub.config import RealtimeBounds
 from omni_discovery.errors import InvalidRequestError, OmniError
 from omni_discovery.wire import ToolCall
-
-#: The shortest turn.
-_LEAST_TURN_MS = 100
 
 
 class RealtimeRefusalError(InvalidRequestError):
@@ -209,10 +207,10 @@ class RealtimeMachine:
 
     def _commit(self) -> list[RealtimeAction]:
         turn_id = self._turn_id if self._listening.is_speaking else self._new_id("item")
-        if self._listening.size_bytes < _LEAST_TURN_MS * BYTES_PER_MS:
+        if self._listening.size_bytes < LEAST_SOUND_MS * BYTES_PER_MS:
             raise RealtimeRefusalError(
                 f"the buffer holds {self._listening.size_bytes // BYTES_PER_MS} ms of sound, and a turn has at least"
-                f" {_LEAST_TURN_MS}: append more before you commit it",
+                f" {LEAST_SOUND_MS}: append more before you commit it",
                 "input_audio_buffer_commit_empty",
             )
         return self._turn(turn_id, self._listening.take_all(), is_turn=False)

@@ -189,3 +189,14 @@ def test_a_text_is_counted_by_the_memory_that_it_takes() -> None:
     for text in ("\N{CJK UNIFIED IDEOGRAPH-4E00}" * 1000, "x" * 999 + "\N{GRINNING FACE}"):
         whole = sys.getsizeof(text) + len(text.encode())
         assert user(text).size_bytes - user("").size_bytes >= whole - 200
+
+
+@pytest.mark.attack("M10")
+def test_an_item_has_no_more_sounds_than_a_request_and_each_is_worth_an_encoder() -> None:
+    """Hundreds of sounds of one sample in one event kept all encoders busy for minutes."""
+    sound = {"type": "input_audio", "audio": SOUND}
+    assert len(read(role="user", content=[sound] * 16)[1]) == 16
+    with pytest.raises(InvalidRequestError, match="17 sounds; one request has at most 16"):
+        read(role="user", content=[sound] * 17)
+    with pytest.raises(InvalidRequestError, match=r"content\[0\].audio: a sound has at least 100 ms"):
+        read(role="user", content=[{"type": "input_audio", "audio": "AAA="}])
