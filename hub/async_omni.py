@@ -190,7 +190,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self._inner_ids: dict[str, str] = {}
         keeps = self._config.receipts > 0
         times_s = self._config.pick_timeout_s, self._config.load_fresh_s
-        options = PoolOptions(*times_s, labels=labels or {}, keeps_pictures=keeps)
+        options = PoolOptions(*times_s, labels=labels or {}, keeps_snapshots=keeps)
         pools = make_pools(self.graph.stage_ids, build_load_balancer_factory(policy), options)
         #: The versions of the deploy document that have requests or take them.
         self.releases = DeployVersions(deploy, pools, fixed_models=fixed_models)

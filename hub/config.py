@@ -174,7 +174,7 @@ class PoolOptions:
     ejection_min_s: float = 1.0
     ejection_max_s: float = 60.0
     #: Whether each pick keeps what the pool looked like.
-    keeps_pictures: bool = False
+    keeps_snapshots: bool = False
 
     def __post_init__(self) -> None:
         """Check the values."""

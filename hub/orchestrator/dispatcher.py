@@ -352,8 +352,8 @@ class Dispatcher:
         elif run.replay is not None or run.skip:
             bits |= REPEATS
         revision = self._membership.applied_revision
-        now_s, due_s, picture = time.perf_counter(), run.dispatched_at_s, binding.picture
-        where = info.host, info.version, picture
+        now_s, due_s, snapshot = time.perf_counter(), run.dispatched_at_s, binding.snapshot
+        where = info.host, info.version, snapshot
         active.marks.append(DispatchMark("", now_s, action.stage_id, action.attempt, due_s, revision, bits, *where))
 
     def _mark_wait(self, active: Active, action: ev.Dispatch, what: str) -> None:
@@ -361,9 +361,9 @@ class Dispatcher:
         if not self._keeps_marks or len(active.marks) >= MOST_MARKS:
             return
         pool, due_s = active.pools[action.stage_id], active.machine.runs[action.stage_id].dispatched_at_s
-        picture = pool.core.picture_of_wait(action.avoid) if what == SLOT else None
+        snapshot = pool.core.snapshot_of_wait(action.avoid) if what == SLOT else None
         active.marks.append(
-            DispatchMark(what, time.perf_counter(), action.stage_id, action.attempt, due_s, picture=picture)
+            DispatchMark(what, time.perf_counter(), action.stage_id, action.attempt, due_s, snapshot=snapshot)
         )
 
     def _submit(self, active: Active, action: ev.Dispatch, pool: StagePool, binding: Binding) -> ev.Event | None:

@@ -116,9 +116,9 @@ class Tracing:
         """Add to the span of an attempt that was sent how its replica was picked."""
         traced = self._requests.get(request_id)
         attempt = None if traced is None else traced.attempts.get(mark.stage_id)
-        if attempt is None or attempt.number != mark.attempt or mark.picture is None:
+        if attempt is None or attempt.number != mark.attempt or mark.snapshot is None:
             return
-        how, chosen, _, known, free, faces = mark.picture[:6]
+        how, chosen, _, known, free, faces = mark.snapshot[:6]
         left_out = Counter(face[10].partition(":")[0] for face in faces if face[10])
         attempt.span.add_event(
             "picked",

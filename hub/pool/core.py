@@ -17,8 +17,8 @@ from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
 from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
-from hub.pool.pictures import PickPictures, Picture
 from hub.pool.silence import Silence
+from hub.pool.snapshots import PickSnapshots, PoolSnapshot
 from hub.pool.status import NO_FAILURES, StageStatus, troubles_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
 from omni_discovery.balancing.base import index_of
@@ -56,7 +56,7 @@ class Indices:
 
     def reindex(self, entry: Entry) -> None:
         """Put the entry into the index where it belongs, with its load and weight of now; call it after each change."""
-        entry.face = None
+        entry.row = None
         is_free = entry.pickable and (entry.credits > 0 or not entry.uses_credits) and not entry.send_queue_full_until_s
         if self.starved.is_active:
             self.starved.update(entry, is_free=is_free)
@@ -114,7 +114,7 @@ class Pool:
         # For each pick and each release without a chain of look-ups.
         self._tiers, self._reindex, self._waiters = self.indices.tiers, self.indices.reindex, self.queue.waiters
         self._starved = self.indices.starved
-        self._pictures = PickPictures(self.members, self._tiers) if options.keeps_pictures else None
+        self._snapshots = PickSnapshots(self.members, self._tiers) if options.keeps_snapshots else None
         self._on_deadline: Callable[[float | None], None] = _ignore_deadline
         self._credit_wanted: Callable[[], None] = _ignore_demand
         #: The deadline that ``on_deadline`` was called with last; nan if it has to be called in any case.
@@ -395,17 +395,17 @@ class Pool:
         if chosen is None:
             return None
         if may_wait and self._starved.is_active and self._starved.has_better(chosen, avoid):
-            chosen.face = None
+            chosen.row = None
             return None
-        pictures = self._pictures
-        picture = None if pictures is None else pictures.picked(chosen, self.indices.free_count, avoid)
+        snapshots = self._snapshots
+        snapshot = None if snapshots is None else snapshots.picked(chosen, self.indices.free_count, avoid)
         binding = self._bind(request_id, chosen)
-        binding.picture = picture
+        binding.snapshot = snapshot
         return binding
 
-    def picture_of_wait(self, avoid: Collection[str] = ()) -> Picture | None:
+    def snapshot_of_wait(self, avoid: Collection[str] = ()) -> PoolSnapshot | None:
         """What the pool looks like to a pick that finds nobody; None where nobody keeps receipts."""
-        return None if self._pictures is None else self._pictures.waits(self.indices.free_count, avoid)
+        return None if self._snapshots is None else self._snapshots.waits(self.indices.free_count, avoid)
 
     def try_pick(
         self, request_id: str, task: Task, affinity_request_id: str | None = None, avoid: Collection[str] = ()
@@ -481,17 +481,17 @@ class Pool:
             self._unbind(own, BindingEnd.DONE)
         other = None if affinity_request_id is None else self._bindings.get(affinity_request_id)
         if other is not None and other.entry.pickable and other.addr not in avoid:
-            pictures = self._pictures
-            picture = None if pictures is None else pictures.bound(other.entry, self.indices.free_count)
+            snapshots = self._snapshots
+            snapshot = None if snapshots is None else snapshots.bound(other.entry, self.indices.free_count)
             binding = self._bind(request_id, other.entry)
-            binding.picture = picture
+            binding.snapshot = snapshot
             return binding
         return None
 
     def _choose_any(self, task: Task) -> Entry | None:
         """Pick from the indices."""
-        if self._pictures is not None and self.indices.free_count:
-            self._pictures.look(())
+        if self._snapshots is not None and self.indices.free_count:
+            self._snapshots.look(())
         for index in self._tiers:
             chosen = index.pick(task)
             if chosen is not None:
@@ -505,13 +505,13 @@ class Pool:
         for entry in hidden:
             tiers[entry.tier].remove(entry)
         try:
-            if self._pictures is not None:
-                self._pictures.look(avoid)
+            if self._snapshots is not None:
+                self._snapshots.look(avoid)
             chosen = next((found for index in tiers if (found := index.pick(task)) is not None), None)
         finally:
             for entry in hidden:
                 tiers[entry.tier].add(entry)
-                entry.face = None
+                entry.row = None
         return self._last_resort(avoid) if chosen is None else chosen  # type: ignore[return-value]
 
     def _last_resort(self, avoid: Collection[str]) -> Entry | None:

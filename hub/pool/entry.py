@@ -11,7 +11,7 @@ from omni_discovery.balancing.base import Member
 
 if TYPE_CHECKING:
     from hub.pool.core import Pool
-    from hub.pool.pictures import Face, Picture
+    from hub.pool.snapshots import PoolSnapshot, ReplicaRow
     from omni_discovery.records.schema import ReplicaInfo
 
 #: The tier of an entry that is in no index; tier 0 is picked from first.
@@ -43,7 +43,7 @@ class BindingEnd(Enum):
 class Binding:
     """One request's work at one replica, from the pick to its release."""
 
-    __slots__ = ("_pool", "entry", "picture", "request_id", "spent_credit", "state")
+    __slots__ = ("_pool", "entry", "request_id", "snapshot", "spent_credit", "state")
 
     def __init__(self, pool: Pool, request_id: str, entry: Entry, spent_credit: bool) -> None:
         self._pool = pool
@@ -53,7 +53,7 @@ class Binding:
         self.spent_credit = spent_credit
         self.state = BindingState.BOUND
         #: What the pool looked like when it picked; None where nobody keeps receipts.
-        self.picture: Picture | None = None
+        self.snapshot: PoolSnapshot | None = None
 
     def __repr__(self) -> str:
         credit = ", credit" if self.spent_credit else ""
@@ -94,7 +94,6 @@ class Entry(Member):
         "down_reason",
         "down_since_s",
         "ejected_free",
-        "face",
         "first_up_s",
         "health",
         "held",
@@ -106,6 +105,7 @@ class Entry(Member):
         "refused",
         "registered",
         "reported_at_s",
+        "row",
         "send_queue_full_until_s",
         "served",
         "served_at_s",
@@ -149,7 +149,7 @@ class Entry(Member):
         #: Whether it has a free slot and is in no index only because it is ejected.
         self.ejected_free = False
         #: What receipts show of it, until it changes; None: to be made again.
-        self.face: Face | None = None
+        self.row: ReplicaRow | None = None
         #: Until when nothing is sent because its send queue was full, monotonic; 0 where that is not so.
         self.send_queue_full_until_s = 0.0
         #: Why this hub can't open a session with it; empty where it can.

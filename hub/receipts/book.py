@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from hub.pool.pictures import candidate_of, face_of, why_out
+from hub.pool.snapshots import candidate_of, row_of, why_out
 from hub.receipts.raw import (
     RETRY_BUDGET,
     SLOT,
@@ -124,7 +124,7 @@ class ReceiptBook:
                 marks = [mark for mark in each.marks if (mark.stage_id, mark.attempt) == (stage_id, run.attempt)]
                 what = marks[-1].what if marks else SLOT
                 if what == SLOT:
-                    text = why_waits(each.pools[stage_id].core.picture_of_wait(run.avoid))
+                    text = why_waits(each.pools[stage_id].core.snapshot_of_wait(run.avoid))
                 else:
                     text = {RETRY_BUDGET: "the retry budget", TRIAL: "a trial"}.get(what, what)
                 since_s = now_s - run.dispatched_at_s
@@ -139,7 +139,7 @@ class ReceiptBook:
         pool, entry = max(found, key=lambda item: (item[1].pickable, item[1].info.epoch))
         counts, chosen, last_at = self._searched(stage_id, entry)
         return ReplicaReport(
-            now=_with_place(candidate_of(face_of(entry, ()), stage_id), entry),
+            now=_with_place(candidate_of(row_of(entry, ()), stage_id), entry),
             hub=self._hub_id,
             in_flight=len(entry.in_flight),
             picks=counts.total(),
@@ -165,11 +165,11 @@ class ReceiptBook:
         chosen, last_at = 0, None
         rings = () if self._ring is None else (self._ring.failed(), self._ring.served())
         for encoded in (each for ring in rings for each in islice(ring, _MOST_SEARCHED)):
-            for stage, at, chosen_id, faces in picks_of(encoded):
-                face = next((face for face in faces if face[:2] == (entry.info.replica_id, entry.info.epoch)), None)
-                if stage != stage_id or face is None:
+            for stage, at, chosen_id, rows in picks_of(encoded):
+                row = next((row for row in rows if row[:2] == (entry.info.replica_id, entry.info.epoch)), None)
+                if stage != stage_id or row is None:
                     continue
-                counts[face[10]] += 1
+                counts[row[10]] += 1
                 if chosen_id == entry.info.replica_id:
                     chosen, last_at = chosen + 1, max(at, last_at or 0.0)
         return counts, chosen, last_at

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from hub.pool.pictures import Face, Picture, picking_of
+from hub.pool.snapshots import PoolSnapshot, ReplicaRow, picking_of
 from omni_discovery.receipts.receipt import Delay, Happening, Receipt, ReceiptLine, StageAttempt, Transfer
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class DispatchMark(NamedTuple):
     bits: int = 0
     host: str = ""
     version: str = ""
-    picture: Picture | None = None
+    snapshot: PoolSnapshot | None = None
 
 
 class AskedRequest(Protocol):
@@ -122,7 +122,7 @@ class _Stored(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=Fal
     timings_s: dict[str, float]
     #: When, on ``time.perf_counter``, type, stage, attempt, detail.
     events: list[tuple[float, str, int | None, int | None, str | None]]
-    marks: list[tuple[str, float, int, int, float, int, int, str, str, Picture | None]]
+    marks: list[tuple[str, float, int, int, float, int, int, str, str, PoolSnapshot | None]]
     #: From stage, to stage, connector, pieces, bytes.
     transfers: list[tuple[int, int, str, int, int]]
     began_s: float
@@ -191,7 +191,7 @@ def _transfers(machine: RequestMachine) -> list[tuple[int, int, str, int, int]]:
 def line_of(encoded: bytes, hub: str) -> ReceiptLine:
     """One line about a request."""
     raw = _decode(encoded)
-    sent = [mark for mark in map(DispatchMark._make, raw.marks) if not mark.what and mark.picture is not None]
+    sent = [mark for mark in map(DispatchMark._make, raw.marks) if not mark.what and mark.snapshot is not None]
     return ReceiptLine(
         request_id=raw.request_id,
         shown_id=raw.shown_id,
@@ -201,18 +201,18 @@ def line_of(encoded: bytes, hub: str) -> ReceiptLine:
         took_s=raw.took_s if raw.ending[0] else None,
         outcome=raw.ending[0],
         error=raw.ending[1],
-        replicas=[f"{mark.stage_id}/{mark.picture[1]}" for mark in sent if mark.picture is not None],
+        replicas=[f"{mark.stage_id}/{mark.snapshot[1]}" for mark in sent if mark.snapshot is not None],
     )
 
 
-def picks_of(encoded: bytes) -> list[tuple[int, float, int, tuple[Face, ...]]]:
+def picks_of(encoded: bytes) -> list[tuple[int, float, int, tuple[ReplicaRow, ...]]]:
     """The picks of a request: stage, wall-clock moment, chosen replica id, and all replicas as they were."""
     raw = _decode(encoded)
     marks = map(DispatchMark._make, raw.marks)
     return [
-        (mark.stage_id, raw.received_at + mark.at_s - raw.began_s, mark.picture[1], mark.picture[5])
+        (mark.stage_id, raw.received_at + mark.at_s - raw.began_s, mark.snapshot[1], mark.snapshot[5])
         for mark in marks
-        if not mark.what and mark.picture is not None
+        if not mark.what and mark.snapshot is not None
     ]
 
 
@@ -286,8 +286,8 @@ def _attempts(raw: _Stored, marks: Sequence[DispatchMark], policy: str, ended_s:
         fields |= {"view_revision": mark.view_revision, "is_retry": bool(mark.bits & IS_RETRY)}
         fields |= {"continues": bool(mark.bits & CONTINUES), "repeats": bool(mark.bits & REPEATS)}
         fields["picked_s"] = mark.at_s - raw.began_s
-        if mark.picture is not None:
-            picking = picking_of(mark.picture, mark.stage_id, policy)
+        if mark.snapshot is not None:
+            picking = picking_of(mark.snapshot, mark.stage_id, policy)
             chosen = (picking.chosen, picking.chosen_epoch)
             picking = msgspec.structs.replace(
                 picking,
@@ -341,20 +341,20 @@ def _why_waits(mark: DispatchMark) -> str:
             return "the retry budget: retries are a fifth of all requests at most"
         case str(what) if what == TRIAL:
             return "a trial: two replicas ended with it, and it is tried alone first"
-    return why_waits(mark.picture)
+    return why_waits(mark.snapshot)
 
 
-def why_waits(picture: Picture | None) -> str:
-    """What a pick waits for that found this picture, in words."""
-    if picture is None:
+def why_waits(snapshot: PoolSnapshot | None) -> str:
+    """What a pick waits for that found this snapshot, in words."""
+    if snapshot is None:
         return "a free slot"
-    known, free, faces = picture[3:6]
+    known, free, rows = snapshot[3:6]
     if not known:
         return "a replica: none is registered"
     if free:
         return "a credit of a better replica than those that are free"
     counts: dict[str, int] = {}
-    for face in faces:
-        counts[face[10] or "free"] = counts.get(face[10] or "free", 0) + 1
+    for row in rows:
+        counts[row[10] or "free"] = counts.get(row[10] or "free", 0) + 1
     reasons = sorted(counts.items(), key=lambda item: -item[1])
     return f"a free slot: of {known} replicas " + ", ".join(f"{count} {why}" for why, count in reasons)

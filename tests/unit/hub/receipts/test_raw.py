@@ -23,12 +23,12 @@ from omni_discovery.receipts.receipt import Receipt
 from omni_discovery.wire import FailureKind
 from tests.support.request_walk import Walk
 
-FACES = ((0, 7, 1, 1, 4, 1.0, -1, 0, True, False, "", 0.25), (1, 8, 0, 0, 4, 1.0, 2, -1, True, False, "cordoned", 0.0))
+ROWS = ((0, 7, 1, 1, 4, 1.0, -1, 0, True, False, "", 0.25), (1, 8, 0, 0, 4, 1.0, 2, -1, True, False, "cordoned", 0.0))
 
 
 def mark(stage_id: int, attempt: int, at_s: float, what: str = "", **fields: Any) -> DispatchMark:
-    picture = None if what else ("policy", 0, 7, 2, 1, FACES, (0.5,), (), (0, 1))
-    return DispatchMark(what, at_s, stage_id, attempt, at_s - 0.5, 12, picture=picture, **fields)
+    snapshot = None if what else ("policy", 0, 7, 2, 1, ROWS, (0.5,), (), (0, 1))
+    return DispatchMark(what, at_s, stage_id, attempt, at_s - 0.5, 12, snapshot=snapshot, **fields)
 
 
 def shown(walk: Walk, *marks: DispatchMark, ending: Ending = UNDER_WAY) -> Receipt:
@@ -103,7 +103,7 @@ def test_a_line_and_the_picks_are_read_from_the_same_bytes() -> None:
     kept = encoded(failing_walk(), mark(0, 0, 2.0), mark(0, 1, 4.0, SLOT), ending=Ending("failed", "StageError", 1))
     line = line_of(kept, "hub-1")
     assert (line.shown_id, line.outcome, line.error, line.replicas) == ("r1", "failed", "StageError", ["0/0"])
-    assert picks_of(kept) == [(0, 1002.0, 0, FACES)]
+    assert picks_of(kept) == [(0, 1002.0, 0, ROWS)]
 
 
 def test_nothing_that_an_engine_says_is_in_it() -> None:

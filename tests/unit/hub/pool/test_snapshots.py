@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hub.config import PoolOptions
 from hub.pool.core import Pool
 from hub.pool.entry import Binding
-from hub.pool.pictures import MOST_FACES, picking_of
+from hub.pool.snapshots import MOST_ROWS, picking_of
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
 from omni_discovery.receipts.receipt import BY_BINDING, LAST_RESORT, Picking
 from omni_discovery.receipts.replay import replay
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
-KEPT = PoolOptions(slow_start_s=0.0, keeps_pictures=True)
+KEPT = PoolOptions(slow_start_s=0.0, keeps_snapshots=True)
 
 
 def info(replica_id: int, **fields: Any) -> ReplicaInfo:
@@ -38,12 +38,12 @@ def pool_of(count: int, policy: str = "random", options: PoolOptions = KEPT) -> 
 
 def picking(binding: Binding | None, policy: str = "random") -> Picking:
     assert binding is not None
-    assert binding.picture is not None
-    return picking_of(binding.picture, 0, policy)
+    assert binding.snapshot is not None
+    return picking_of(binding.snapshot, 0, policy)
 
 
 class Life:
-    """A pool under random events; every pick of it is made again from its picture."""
+    """A pool under random events; every pick of it is made again from its snapshot."""
 
     def __init__(self, policy: str, options: PoolOptions) -> None:
         self.policy = policy
@@ -98,8 +98,8 @@ class Life:
 
 
 @pytest.mark.parametrize("policy", [each.value for each in LoadBalancingPolicy])
-@pytest.mark.parametrize("options", [KEPT, PoolOptions(keeps_pictures=True, labels={"rack": "a"})])
-def test_the_shipped_policy_picks_the_same_again_from_a_picture_of_any_pool(policy: str, options: PoolOptions) -> None:
+@pytest.mark.parametrize("options", [KEPT, PoolOptions(keeps_snapshots=True, labels={"rack": "a"})])
+def test_the_policy_picks_the_same_again_from_a_snapshot_of_any_pool(policy: str, options: PoolOptions) -> None:
     """Whatever happened to the pool before: replicas that came and went, weights, credits, ejections, avoided ones."""
     chance, picks = random.Random(policy), 0
     for _ in range(25):
@@ -118,10 +118,10 @@ def test_no_pool_is_found_whose_pick_comes_out_otherwise(seed: int, policy: str)
 def test_nothing_is_kept_where_nobody_wants_it() -> None:
     binding = pool_of(2, options=PoolOptions()).pick("r", {})
     assert binding is not None
-    assert binding.picture is None
+    assert binding.snapshot is None
 
 
-def test_a_picture_tells_who_was_left_out_and_why() -> None:
+def test_a_snapshot_tells_who_was_left_out_and_why() -> None:
     """0 is cordoned, 1 has no session, 2 has failed the request, 3 is full, 4 ejected, 5 has no credit, 6 is free."""
     pool = pool_of(7)
     pool.upsert(info(0, cordoned=True), 1.0)
@@ -165,22 +165,22 @@ def test_an_ejected_replica_that_is_taken_for_want_of_others_is_told_so() -> Non
 
 
 @pytest.mark.parametrize("policy", ["random", "round-robin"])
-def test_of_thousands_of_replicas_a_picture_holds_some_and_the_one_that_was_chosen(policy: str) -> None:
+def test_of_thousands_of_replicas_a_snapshot_holds_some_and_the_one_that_was_chosen(policy: str) -> None:
     pool = pool_of(2000, policy)
     for number in range(40):
         told = picking(pool.pick(f"r{number}", {}), policy)
-        assert len(told.candidates) <= MOST_FACES + 1
+        assert len(told.candidates) <= MOST_ROWS + 1
         assert told.chosen in [each.replica for each in told.candidates]
         assert (told.known, told.free) == (2000, 2000)
         assert told.cut == 2000 - len(told.candidates)
         assert replay(told).lacks.startswith(f"{told.cut} of 2000 replicas")
 
 
-def test_a_pick_that_found_nobody_leaves_a_picture_too() -> None:
+def test_a_pick_that_found_nobody_leaves_a_snapshot_too() -> None:
     pool = Pool(0, RandomBalancer(), KEPT)
     pool.upsert(info(0), 0.0)
     assert pool.pick("r", {}) is None
-    picture = pool.picture_of_wait()
-    assert picture is not None
-    told = picking_of(picture, 0, "random")
+    snapshot = pool.snapshot_of_wait()
+    assert snapshot is not None
+    told = picking_of(snapshot, 0, "random")
     assert (told.chosen, [each.out for each in told.candidates]) == ("", ["without a session"])

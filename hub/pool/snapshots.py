@@ -1,6 +1,6 @@
-"""Pictures: what a pool looked like when it picked, for a receipt. Pure.
+"""Snapshots: what a pool looked like when it picked, for a receipt. Pure.
 
-A picture is made for every pick, so it is one plain tuple of numbers and texts: cheap to make, cheap to keep, and
+A snapshot is made for every pick, so it is one plain tuple of numbers and texts: cheap to make, cheap to keep, and
 nothing that the garbage collector has to follow.
 """
 
@@ -22,24 +22,26 @@ if TYPE_CHECKING:
     from hub.pool.members import Members
     from omni_discovery.balancing.base import PoolIndex
 
-#: How many replicas a picture holds. A pick costs the same with thousands, and so must its picture.
-MOST_FACES: Final = 32
+#: How many replicas a snapshot holds. A pick costs the same with thousands, and so must its snapshot.
+MOST_ROWS: Final = 32
 
 #: (replica id, epoch, load, reported, capacity, weight, credits or -1, tier, is local, is probed, why out, key): the
 #: fields of a Candidate, in another order. An entry keeps its own until something of it changes.
-Face = tuple[int, int, int, int, int, float, int, int, bool, bool, str, float]
-#: (how, chosen id or -1, its epoch, known, free, faces, draws, basis, places in the index by face; empty without draws)
-Picture = tuple[str, int, int, int, int, tuple[Face, ...], tuple[float, ...], tuple[float, ...], tuple[int, ...]]
+ReplicaRow = tuple[int, int, int, int, int, float, int, int, bool, bool, str, float]
+#: (how, chosen id or -1, its epoch, known, free, rows, draws, basis, places in the index by row; empty without draws)
+PoolSnapshot = tuple[
+    str, int, int, int, int, tuple[ReplicaRow, ...], tuple[float, ...], tuple[float, ...], tuple[int, ...]
+]
 
 
-class PickPictures:
+class PickSnapshots:
     """Part of a pool: ``look`` before a policy picks, ``picked`` after it has."""
 
     def __init__(self, members: Members, tiers: Sequence[PoolIndex]) -> None:
         self._members = members
         self._entries = members.entries
         self._tiers = tiers
-        self._faces: tuple[Face, ...] = ()
+        self._rows: tuple[ReplicaRow, ...] = ()
         #: What the policy drew since the last look; all indices of the pool write to it.
         self._drawn: list[float] = []
         #: Where avoided replicas were not in the index: what it looked like without them.
@@ -53,50 +55,50 @@ class PickPictures:
     def look(self, avoid: Collection[str]) -> None:
         """Keep what the pool looks like now; a policy is about to pick."""
         self._drawn.clear()
-        self._faces = self._look(avoid)
+        self._rows = self._look(avoid)
         if avoid:
             self._places = self._look_up()
 
-    def picked(self, chosen: Entry, free: int, avoid: Collection[str]) -> Picture:
-        """The picture of a pick by the policy; nothing has changed since."""
-        info, faces, tier = chosen.info, self._faces, chosen.tier
+    def picked(self, chosen: Entry, free: int, avoid: Collection[str]) -> PoolSnapshot:
+        """The snapshot of a pick by the policy; nothing has changed since."""
+        info, rows, tier = chosen.info, self._rows, chosen.tier
         known, drawn = len(self._entries), self._drawn
-        if known > MOST_FACES and not any(face[0] == info.replica_id and face[1] == info.epoch for face in faces):
-            faces = (*faces, face_of(chosen, avoid))
+        if known > MOST_ROWS and not any(row[0] == info.replica_id and row[1] == info.epoch for row in rows):
+            rows = (*rows, row_of(chosen, avoid))
         places = (self._places if avoid else self._look_up()) if drawn else ()
         if tier == NO_TIER:
-            return LAST_RESORT, info.replica_id, info.epoch, known, free, faces, (), (), ()
+            return LAST_RESORT, info.replica_id, info.epoch, known, free, rows, (), (), ()
         basis = getattr(self._tiers[tier], "basis", ())
-        return BY_POLICY, info.replica_id, info.epoch, known, free, faces, tuple(drawn), basis, places
+        return BY_POLICY, info.replica_id, info.epoch, known, free, rows, tuple(drawn), basis, places
 
-    def bound(self, chosen: Entry, free: int) -> Picture:
-        """The picture of a request that goes where it was, or where its parent is."""
+    def bound(self, chosen: Entry, free: int) -> PoolSnapshot:
+        """The snapshot of a request that goes where it was, or where its parent is."""
         known, info = len(self._entries), chosen.info
-        return BY_BINDING, info.replica_id, info.epoch, known, free, (face_of(chosen, ()),), (), (), ()
+        return BY_BINDING, info.replica_id, info.epoch, known, free, (row_of(chosen, ()),), (), (), ()
 
-    def waits(self, free: int, avoid: Collection[str]) -> Picture:
-        """The picture of a pick that found nobody."""
+    def waits(self, free: int, avoid: Collection[str]) -> PoolSnapshot:
+        """The snapshot of a pick that found nobody."""
         return BY_POLICY, -1, 0, len(self._entries), free, self._look(avoid), (), (), ()
 
-    def _look(self, avoid: Collection[str]) -> tuple[Face, ...]:
+    def _look(self, avoid: Collection[str]) -> tuple[ReplicaRow, ...]:
         if avoid:
-            return tuple([face_of(entry, avoid) for entry in self._first()])
-        return tuple([entry.face or _kept_face(entry) for entry in self._first()])
+            return tuple([row_of(entry, avoid) for entry in self._first()])
+        return tuple([entry.row or _kept_row(entry) for entry in self._first()])
 
     def _look_up(self) -> tuple[int, ...]:
         return tuple([entry.position for entry in self._first()])
 
     def _first(self) -> Iterable[Entry]:
         entries = self._entries.values()
-        return entries if len(entries) <= MOST_FACES else islice(entries, MOST_FACES)
+        return entries if len(entries) <= MOST_ROWS else islice(entries, MOST_ROWS)
 
 
-def _kept_face(entry: Entry) -> Face:
-    face = entry.face = face_of(entry, ())
-    return face
+def _kept_row(entry: Entry) -> ReplicaRow:
+    row = entry.row = row_of(entry, ())
+    return row
 
 
-def face_of(entry: Entry, avoid: Collection[str]) -> Face:
+def row_of(entry: Entry, avoid: Collection[str]) -> ReplicaRow:
     """One replica as it is now, for a pick that avoids some."""
     info, tier = entry.info, entry.tier
     return (
@@ -134,11 +136,11 @@ def why_out(entry: Entry, avoid: Collection[str]) -> str:
     return "no credit of this hub is left"
 
 
-def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
-    """The shown form of a picture; hosts and versions are not in it."""
-    how, chosen, epoch, known, free, faces, draws, basis, places = picture
-    candidates = [candidate_of(face, stage_id) for face in faces]
-    if len(places) == len(faces):
+def picking_of(snapshot: PoolSnapshot, stage_id: int, policy: str) -> Picking:
+    """The shown form of a snapshot; hosts and versions are not in it."""
+    how, chosen, epoch, known, free, rows, draws, basis, places = snapshot
+    candidates = [candidate_of(row, stage_id) for row in rows]
+    if len(places) == len(rows):
         pairs = zip(candidates, places, strict=True)
         candidates = [msgspec.structs.replace(candidate, position=place) for candidate, place in pairs]
     return Picking(
@@ -150,15 +152,15 @@ def picking_of(picture: Picture, stage_id: int, policy: str) -> Picking:
         free=free,
         candidates=candidates,
         # A binding asks nobody else.
-        cut=0 if how == BY_BINDING else max(0, known - len(faces)),
+        cut=0 if how == BY_BINDING else max(0, known - len(rows)),
         draws=list(draws),
         basis=list(basis),
     )
 
 
-def candidate_of(face: Face, stage_id: int) -> Candidate:
-    """The shown form of one replica in a picture."""
-    replica_id, epoch, load, reported, capacity, weight, credits_, tier, is_local, is_probed, out, key = face
+def candidate_of(row: ReplicaRow, stage_id: int) -> Candidate:
+    """The shown form of one replica in a snapshot."""
+    replica_id, epoch, load, reported, capacity, weight, credits_, tier, is_local, is_probed, out, key = row
     return Candidate(
         replica=f"{stage_id}/{replica_id}",
         epoch=epoch,
