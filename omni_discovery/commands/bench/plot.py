@@ -82,10 +82,9 @@ def _over_time(
         places = [(_PANEL_WIDTH * min(1.0, due_s / span_s), down(value)) for due_s, value in thinned(points, seconds)]
         path = "".join(f"M{left + x:.1f} {y:.1f}h0" for x, y in places)
         parts.append(f'<path class="dots" stroke="{_COLOURS[name]}" d="{path}"/>')
-    # Those that were not answered have no latency: they stand below the axis, one line for each moment that has any.
-    places = {
-        (round(_PANEL_WIDTH * min(1.0, each.due_s / span_s), 1), each.is_refused) for each in seen if each.failure
-    }
+    # Those that were not answered have no latency: they stand below the axis, one mark for each moment that has any.
+    unanswered = [each for each in seen if each.failure]
+    marks = {(round(_PANEL_WIDTH * min(1.0, each.due_s / span_s), 1), each.is_refused) for each in unanswered}
     for at, is_refused in sorted(marks):
         y, colour = (bottom + 3, _REFUSED) if is_refused else (bottom + 10, _FAILED)
         parts.append(f'<path stroke="{colour}" d="M{left + at:.1f} {y}v6"/>')
