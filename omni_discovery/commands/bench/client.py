@@ -56,7 +56,8 @@ class BenchClient:
         except OSError as error:
             raise ConfigError(f"--ca-file {ca_file} can't be read: {error}") from error
         self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            # Bytes are noted as they come: nothing on the way may pack them.
+            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
             verify=trusted,
             trust_env=False,
             timeout=httpx.Timeout(None, connect=_CONNECT_S),

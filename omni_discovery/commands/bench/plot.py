@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 from omni_discovery.commands.bench.figures import Seen
 from omni_discovery.commands.bench.screen import shown_s
+from omni_discovery.text import harmless
 
 _WIDTH, _HEIGHT = 760, 330
 _PANEL_WIDTH, _PANEL_HEIGHT = 300, 210
@@ -33,6 +34,8 @@ _Point = tuple[float, float]
 
 def draw_plot(seen: Sequence[Seen], seconds: float, title: str) -> str:
     """The SVG of these requests."""
+    # The model's name is the hub's word.
+    title = escape(harmless(title))
     whole = [each for each in seen if not each.failure]
     series = {
         "first output": [(each.due_s, each.first_s) for each in whole if each.first_s is not None],
@@ -48,9 +51,9 @@ def draw_plot(seen: Sequence[Seen], seconds: float, title: str) -> str:
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{title}</title>",
         f"<style>{_STYLE}</style>",
-        f'<text x="{_LEFTS[0]}" y="16">{escape(title)}</text>',
+        f'<text x="{_LEFTS[0]}" y="16">{title}</text>',
         *_legend(seen),
     ]
     for left, name in zip(_LEFTS, ("latency, by when it was due", "percentiles"), strict=True):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from omni_discovery.commands.bench.figures import BenchSummary, Seen, Spread, percentile
+from omni_discovery.text import one_line
 
 #: How modalities are called in the table of first outputs.
 _FIRST_NAMES: Final = {"text": "first text", "audio": "first sound", "image": "first picture"}
@@ -44,7 +45,7 @@ def summary_lines(summary: BenchSummary) -> list[str]:
     if summary.refused:
         lines.append(f"refused    {summary.refused} with 429: the hub had no room for them")
     for failure, count in summary.failed.items():
-        message = summary.messages.get(failure, "")
+        message = one_line(summary.messages.get(failure, ""))
         lines.append(f"failed     {count} {failure}{': ' if message else ''}{message}")
     if summary.unfinished:
         lines.append(

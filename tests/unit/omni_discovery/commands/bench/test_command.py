@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ def test_what_can_be_no_key_is_told_and_not_shown(tmp_path: Path, key: str) -> N
     with pytest.raises(ConfigError, match="holds no key") as caught:
         run("--api-key-file", str(tmp_path / "key"))
     assert key not in str(caught.value)
+
+
+def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "omni_discovery.commands.bench.client", raising=False)
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ConfigError, match=r"needs httpx, .*: pip install 'omni-discovery\[bench\]'"):
+        run()
 
 
 def test_no_flag_takes_the_key_itself(capsys: pytest.CaptureFixture[str]) -> None:

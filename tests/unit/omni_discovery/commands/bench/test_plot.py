@@ -22,11 +22,11 @@ def elements(svg: str, name: str) -> list[ElementTree.Element]:
 
 
 def test_the_picture_is_xml_with_a_dot_for_each_latency_and_a_line_for_each_distribution() -> None:
-    svg = draw_plot(WHOLE, 10.0, "a <b> & c")
+    svg = draw_plot(WHOLE, 10.0, "a <b> & c\x1b")
     dots = [each.get("d", "").count("M") for each in elements(svg, "path") if each.get("class") == "dots"]
     assert dots == [100, 100]
     assert len([each for each in elements(svg, "path") if each.get("class") == "line"]) == 2
-    assert [each.text for each in elements(svg, "title")] == ["a <b> & c"]
+    assert [each.text for each in elements(svg, "title")] == ["a <b> & c_"]
 
 
 def test_all_that_is_drawn_lies_in_the_picture() -> None:

@@ -32,7 +32,7 @@ def test_the_figures_fit_into_80_columns() -> None:
         seen = Seen(number, number, number + 0.1234, {"text": number + 0.01, "audio": number + 0.05}, sound_s=1.0)
         tally.add(seen, array("d", [0.0123]))
     tally.add(Seen(0.0, 0.0, 0.1, failure="429 overloaded", status=429), array("d"))
-    tally.add(Seen(0.0, 0.0, 0.1, failure="503 stage_unavailable", status=503), array("d"), "nobody there")
+    tally.add(Seen(0.0, 0.0, 0.1, failure="503 stage_unavailable", status=503), array("d"), "nobody\nthere")
     summary = tally.summary(2000.0, ClientLoad(0.5, spread_of([0.001])), waiting_since_s=[1.0], unsent=2)
     lines = summary_lines(summary)
     notes = [line for line in lines if line.startswith("note: ")]
