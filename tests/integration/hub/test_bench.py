@@ -40,14 +40,14 @@ stages:
 """
 KEY = "a-key-of-thirty-two-characters-x"
 #: The command in a process of its own.
-BENCH = [sys.executable, "-c", "from tests.integration.hub.test_bench import own_process; own_process()"]
-
-
-def own_process() -> None:
-    """``omni bench`` with this process's arguments."""
-    command, parser = BenchCommand(), argparse.ArgumentParser()
-    command.add_arguments(parser)
-    sys.exit(command.run(parser.parse_args()))
+PROGRAM = """
+import argparse, sys
+from omni_discovery.commands.bench.command import BenchCommand
+command, parser = BenchCommand(), argparse.ArgumentParser()
+command.add_arguments(parser)
+sys.exit(command.run(parser.parse_args()))
+"""
+BENCH = [sys.executable, "-c", PROGRAM]
 
 
 @pytest.fixture(scope="module")
