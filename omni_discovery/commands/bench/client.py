@@ -75,6 +75,11 @@ class BenchClient:
                 answer = await self._http.get(f"{self.url}/v1/models")
         except (httpx.HTTPError, TimeoutError) as error:
             why = str(error) or type(error).__name__
+            if "CERTIFICATE_VERIFY_FAILED" in why:
+                raise HubUnloadableError(
+                    f"the certificate of {self.url} is not one that this machine trusts for that name ({why}): give"
+                    " --ca-file FILE with who signed it, and the name that stands in it with --url"
+                ) from error
             raise HubUnloadableError(
                 f"the hub at {self.url} does not answer ({why}): is that its address, does it run? omni hubs shows"
                 " which there are"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import os
 import pty
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from omni_discovery.commands.bench.command import BenchCommand
 from omni_discovery.commands.bench.figures import BenchSummary
 from omni_discovery.commands.bench.load import LoadRun
 from omni_discovery.commands.bench.plan import Asking, LoadPlan
+from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
 from tests.support.processes import DEFAULTS, wait_for
 from tests.support.speaking import DRAWER, SPEAKER, served
@@ -259,3 +262,29 @@ async def test_what_is_no_hub_is_told_before_anything_is_sent() -> None:
     with pytest.raises(HubUnloadableError, match=r"does not answer .*: is that its address, does it run"):
         await client.served_model()
     await client.close()
+
+
+async def test_a_certificate_that_is_not_trusted_is_told_with_the_flag_for_it(tmp_path: Path) -> None:
+    """The same server with --ca-file is asked, and its answer is no hub's."""
+    made = make_certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(made.server_cert, made.server_key)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        for ca_file, told in (("", "give --ca-file FILE"), (made.ca, "answers 404, and not as a hub does")):
+            client = BenchClient(url, ca_file=ca_file)
+            with pytest.raises(HubUnloadableError, match=told):
+                await client.served_model()
+            await client.close()
+    finally:
+        server.close()
+        await server.wait_closed()
