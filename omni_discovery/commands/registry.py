@@ -170,6 +170,11 @@ def user_runtime_dir() -> Path:
     return runtime_dir(os.environ.get("XDG_RUNTIME_DIR"))
 
 
+def clients_key() -> str:
+    """The key of hubs' APIs that this environment has; empty if it has none."""
+    return os.environ.get("VLLM_API_KEY", "")
+
+
 def operators_token() -> str:
     """The token of hubs' ports for operators that this environment has; empty if it has none."""
     return os.environ.get("OMNI_ADMIN_TOKEN", "")

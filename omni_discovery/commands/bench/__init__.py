@@ -1,0 +1,1 @@
+"""``omni bench``: load a running hub, watch it, and tell what its clients saw."""
