@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -403,15 +404,16 @@ def _run_supervisor(config: SupervisorConfig, deploy: DeployConfig, export: Call
         export,
         shared_output_fd,
         remove_left_folders,
+        partial(_leave_word, replica),
     )
-    code = supervisor.run()
-    if supervisor.why_given_up:
-        from omni_discovery.clients.wait_board import leave_last_words
+    return supervisor.run()
 
-        leave_last_words(
-            replica.endpoints, replica.namespace, replica.stage_id, supervisor.why_given_up, replica.security
-        )
-    return code
+
+def _leave_word(replica: ReplicaConfig, why: str) -> None:
+    # Not at the top: a supervisor that forks replicas has no client of etcd of its own.
+    from omni_discovery.clients.wait_board import leave_last_words
+
+    leave_last_words(replica.endpoints, replica.namespace, replica.stage_id, why, replica.security)
 
 
 def _run_on_ray(

@@ -146,11 +146,13 @@ class Supervisor:
         export: Callable[[Sample], None] | None = None,
         shared_output_fd: int | None = None,
         tidy: Callable[[], bool] = lambda: True,
+        leave_word: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """``shared_output_fd``: the read end of a pipe for what the launcher's own process prints; None for none.
 
         ``tidy`` removes what processes left that were killed, and returns whether all is gone: called at the start and
         behind each end, and again while it is not. It never raises: what is left must not stop a start.
+        ``leave_word`` gets why no replica can be kept up, when this supervisor is about to end for that.
         """
         self._config = config
         #: Receives which replicas wait to be started again, for ``omni doctor``; None: not told.
@@ -171,11 +173,10 @@ class Supervisor:
         self._slots = [_Slot(ordinal, Restarts()) for ordinal in range(config.count)]
         self._selector = selectors.DefaultSelector()
         self._tidy = tidy
+        self._leave_word = leave_word
         self._tidy_at_s = 0.0
         self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
         self._readiness = ReadinessLog(time.monotonic())
-        #: How the replicas ended that can't be kept up; empty while this supervisor has not given up.
-        self.why_given_up = ""
         #: When the remaining replicas are killed; None until this supervisor is stopped.
         self._kill_at_s: float | None = None
 
@@ -207,8 +208,9 @@ class Supervisor:
             why = "; ".join(dict.fromkeys(slot.former_end for slot in self._slots if slot.former_end))
             names = ",".join(name for slot in self._slots if (name := slot.source.replica or slot.former_replica))
             text = f"supervisor.gave_up stage=%d {f'replicas={names} ' if names else ''}code=%d: %s"
+            # First, so that the reason is the last line of the log.
+            self._leave_word(why)
             logger.error(text, self._config.replica.stage_id, code, why)
-            self.why_given_up = why
         return code
 
     def _turn(self, signals: _SignalPipe) -> None:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,10 +137,10 @@ class _Ending:
         """Nothing to give back."""
 
 
-def _supervisor(launcher: _Launcher | _Ending, count: int = 1) -> Supervisor:
+def _supervisor(launcher: _Launcher | _Ending, count: int = 1, **more: Any) -> Supervisor:
     replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
     return Supervisor(
-        SupervisorConfig(replica=replica, count=count), deploy_of(ONE_STAGE), launcher, lambda ordinal: {}
+        SupervisorConfig(replica=replica, count=count), deploy_of(ONE_STAGE), launcher, lambda ordinal: {}, **more
     )
 
 
@@ -169,7 +170,8 @@ def test_a_crash_loop_is_tried_on_while_another_replica_is_well_and_ends_all_whe
     monkeypatch.setattr(process_manager, "Restarts", partial(Restarts, RestartPolicy(0.001, 0.002)))
     told = b"hello\nhalf a line\x00omni end the engine died: boom\n"
     launcher = _Ending((2, b"\x00omni end no such model\n"), (1, told))
-    supervisor = _supervisor(launcher, 2)
+    words: list[tuple[str, str]] = []
+    supervisor = _supervisor(launcher, 2, leave_word=lambda why: words.append((why, caplog.text)))
     first, second = supervisor._slots
     first.child = _Running()
     first.start_at_s = float("inf")
@@ -186,7 +188,9 @@ def test_a_crash_loop_is_tried_on_while_another_replica_is_well_and_ends_all_whe
     first.child, first.start_at_s = None, 0.0
     assert supervisor.run() == EXIT_CONFIG
     assert "supervisor.gave_up stage=0 code=2: its configuration is wrong: no such model; it ended" in caplog.text
-    assert supervisor.why_given_up.startswith("its configuration is wrong: no such model; it ended 7 times"), "for etcd"
+    ((why, before),) = words
+    assert why.startswith("its configuration is wrong: no such model; it ended 7 times")
+    assert "supervisor.gave_up" not in before, "that is the last line of the log"
 
 
 def test_a_process_that_was_never_registered_is_named_by_the_one_before_it(
