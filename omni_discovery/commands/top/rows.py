@@ -270,7 +270,8 @@ def _stage_state(group: StageGroup) -> str:
     wanted = "" if group.wanted is None else f" of {group.wanted}"
     if not group.registered:
         return f"nobody{wanted}: requests wait"
-    return f"{group.able}{wanted} take work"
+    engine = f", {group.engine}" if group.engine else ""
+    return f"{group.able}{wanted} take work{engine}"
 
 
 def _number(value: int | None) -> str:
@@ -310,7 +311,7 @@ _COLUMNS: Final = (
     Column("p99", 6, True, lambda row: length(row.pace.p99_s), lambda group: length(group.pace.p99_s)),
     Column("written", 7, True, lambda row: _age(row.written_s), lambda _: _NONE),
     # These only where there is room.
-    Column("last end", 12, False, lambda row: row.last_end or UNKNOWN, lambda group: group.engine),
+    Column("last end", 12, False, lambda row: row.last_end or UNKNOWN, lambda _: _NONE),
     Column("version", 10, False, lambda row: row.info.version or UNKNOWN, lambda _: _NONE),
     Column("host", 14, False, lambda row: row.info.host or UNKNOWN, lambda _: _NONE),
     Column("device", 8, False, lambda row: row.info.device or UNKNOWN, lambda _: _NONE),
