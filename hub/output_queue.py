@@ -152,7 +152,8 @@ async def deliver(
             # It must cost one request and not those of all other clients.
             logger.exception("output.bug request=%s", request_id)
             failure = RequestError(f"a bug in the hub: {bug!r}")
-        if failure is not None:
+        if failure is not None and not queue.has_ended:
+            # Once: the request's other outputs come until its stages have heard of it.
             queue.end(failure)
             abort(AbortRequest(request_id, failure))
 

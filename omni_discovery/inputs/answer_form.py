@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Final, TypeGuard
 
 import msgspec
@@ -31,6 +32,8 @@ MAX_OPTIONAL: Final = 64
 #: Of all objects of a schema together: the square of an object's properties, times its minProperties or maxProperties
 #: and 4 more. Without those numbers only optional properties count. A vocabulary of 32 000 takes some seconds for that.
 MAX_PROPERTY_WORK: Final = 1 << 15
+#: Schemas up to this length are not checked again as long as they are among the latest.
+_MOST_KNOWN_BYTES: Final = 1 << 18
 #: Parts of a schema, or groups of an expression, inside each other.
 MAX_DEPTH: Final = 64
 
@@ -83,7 +86,32 @@ def check_answer_form(what: str, form: Mapping[str, Any]) -> None:
 
 
 def check_schema(what: str, schema: Any) -> None:
-    """Raise InvalidRequestError if a JSON schema, or what holds some, may cost too much; it may be given as text."""
+    """Raise InvalidRequestError if a JSON schema, or what holds some, may cost too much; it may be given as text.
+
+    What was found lately is known: the answers to one request, and the calls of one session, have the same.
+    """
+    try:
+        packed = msgspec.msgpack.encode(schema)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        # What can't come over the wire, either.
+        packed = b""
+    if not packed or len(packed) > _MOST_KNOWN_BYTES:
+        _check_schema(what, schema)
+    elif flaw := _flaw_of(what, packed):
+        raise InvalidRequestError(flaw)
+
+
+@lru_cache(maxsize=64)
+def _flaw_of(what: str, packed: bytes) -> str:
+    """What is wrong with a schema; empty if nothing is."""
+    try:
+        _check_schema(what, msgspec.msgpack.decode(packed))
+    except InvalidRequestError as error:
+        return str(error)
+    return ""
+
+
+def _check_schema(what: str, schema: Any) -> None:
     if isinstance(schema, str):
         _check_length(what, schema, MAX_FORM)
         try:
@@ -144,7 +172,7 @@ def _check_texts(path: str, name: str, value: Any) -> int:
         return sum(_check_expression(path, str(each)) for each in value)
     if name in _SCHEMAS and isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         # Each text inside another one is longer by its escaped quotation marks: they end soon.
-        check_schema(path, value)
+        _check_schema(path, value)
     if name == "triggers" and isinstance(value, list | tuple):
         for each in value:
             _check_trigger(path, each)

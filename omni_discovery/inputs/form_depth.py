@@ -14,6 +14,10 @@ from omni_discovery.errors import InvalidRequestError
 
 #: Levels of a schema one behind the other, with those that a $ref leads to. 1600 fit into a stack of 8 MiB.
 MAX_SCHEMA_LEVELS: Final = 256
+#: Names that one $ref may lead through; a schema is not nested deeper.
+MAX_NAMES: Final = 64
+#: Steps of following all $ref of a schema, each from every place that it may count from: some milliseconds.
+MAX_STEPS: Final = 20_000
 #: Rules of a grammar, and levels of groups in each, together. 2500 fit into a stack of 8 MiB.
 MAX_RULE_LEVELS: Final = 512
 
@@ -65,10 +69,16 @@ def check_levels(what: str, schema: Any) -> None:
         return
     by_id = {id(place.value): place for place in places}
     leads_to: list[tuple[_Place, _Place]] = []
+    steps = 0
     for place, ref in references:
-        if ref != "#" and not ref.startswith("#/"):
+        if (ref != "#" and not ref.startswith("#/")) or ref.count("/") > MAX_NAMES:
             raise InvalidRequestError(f"{what}: $ref {ref[:64]!r}: only places of the schema itself, like #/$defs/name")
-        leads_to += [(place, by_id[id(value)]) for value in _named(place, ref) if id(value) in by_id]
+        roots = list(_roots_of(place))
+        steps += len(roots) * (1 + ref.count("/"))
+        if steps > MAX_STEPS:
+            raise InvalidRequestError(f"{what}: too many $ref below places with an 'id'; use fewer of both")
+        named = [_named(root, ref) for root in roots]
+        leads_to += [(place, by_id[id(value)]) for value in named if id(value) in by_id]
     graph = _Graph(places, leads_to)
     if graph.longest_path() > MAX_SCHEMA_LEVELS:
         raise InvalidRequestError(
@@ -112,17 +122,23 @@ def _reference_of(place: _Place) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _named(place: _Place, ref: str) -> Iterator[Any]:
-    """What a reference names, from each place above it that its schema may begin at."""
-    names = [unquote(each).replace("~1", "/").replace("~0", "~") for each in ref.split("/")[1:]]
+def _roots_of(place: _Place) -> Iterator[_Place]:
+    """The places above one, and itself, that its schema may begin at."""
     root: _Place | None = place
     while root is not None:
         if root.is_root:
-            value = root.value
-            for name in names:
-                value = _inside(value, name)
-            yield value
+            yield root
         root = root.parent
+
+
+def _named(root: _Place, ref: str) -> Any:
+    """What a reference names, counted from a place; None for nothing."""
+    value = root.value
+    for name in ref.split("/")[1:]:
+        value = _inside(value, unquote(name).replace("~1", "/").replace("~0", "~"))
+        if value is None:
+            break
+    return value
 
 
 def _inside(value: Any, name: str) -> Any:

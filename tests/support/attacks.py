@@ -206,6 +206,8 @@ ATTACKS: Final = (
     Attack("M8", "a job whose record no hub can read", "a 400; nothing is written; junk is one line in the log"),
     Attack("M9", "a key by the name of another, in a second file, in etcd or later", "none of the other's videos"),
     Attack("M10", "realtime items of hundreds of sounds of one sample", "refused: 16 an item, each of 100 ms"),
+    Attack("M11", "a $ref of thousands of names, from each of dozens of places", "refused; checked once a request"),
+    Attack("M12", "realtime functions of thousands of empty lists", "counted with their memory"),
 )
 
 #: Rows without a test, and why.

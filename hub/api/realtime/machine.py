@@ -106,7 +106,7 @@ class RealtimeMachine:
         coming = sum(each.size_bytes + each.item.size_bytes for each in self._coming.values())
         # The conversation counts the item of a response when it is whole.
         made = self._response.item.size_bytes if self._response is not None else 0
-        said = memory_of(self.settings.instructions)
+        said = memory_of(self.settings.instructions) + self.settings.tools.size_bytes
         return self._listening.size_bytes + self.conversation.size_bytes + coming + made + said
 
     def begin(self) -> list[RealtimeAction]:

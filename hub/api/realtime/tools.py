@@ -14,6 +14,9 @@ from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import PARSER_ARG, asked_tools
 
+#: Memory of a value, or a name, beside its characters.
+_OBJECT_BYTES: Final = 100
+
 
 @dataclass(frozen=True, slots=True)
 class SessionTools:
@@ -23,6 +26,8 @@ class SessionTools:
     choice: str | SessionToolChoice = "auto"
     #: Whether one response may call several.
     calls_several: bool = True
+    #: The memory of the functions, about.
+    size_bytes: int = 0
 
     def shown(self) -> dict[str, Any]:
         """As clients see them."""
@@ -51,7 +56,8 @@ class SessionTools:
         """
         changed = self
         if asked.tools is not UNSET:
-            changed = replace(changed, tools=tuple(asked.tools or ()))
+            tools = tuple(asked.tools or ())
+            changed = replace(changed, tools=tools, size_bytes=sum(map(_size_of, tools)))
         if asked.tool_choice is not UNSET:
             changed = replace(changed, choice=asked.tool_choice or "auto")
         if asked.parallel_tool_calls is not UNSET:
@@ -75,6 +81,22 @@ NO_SESSION_TOOLS: Final = SessionTools()
 def _function(tool: SessionTool) -> dict[str, Any]:
     given = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _size_of(tool: SessionTool) -> int:
+    """The memory of a function, about: that of small objects is far more than their JSON."""
+    total, waiting = len(tool.name) + 4 * len(tool.description or ""), [tool.parameters]
+    while waiting:
+        value: Any = waiting.pop()
+        total += _OBJECT_BYTES
+        if isinstance(value, dict):
+            total += sum(_OBJECT_BYTES + 4 * len(name) for name in value)
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, str):
+            total += 4 * len(value)
+    return total
 
 
 def tools_missing(deploy: DeployConfig) -> str:

@@ -13,6 +13,7 @@ from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import InvalidRequestError, RequestError
 from omni_discovery.inputs.answer_form import check_answer_form, check_schema
 from omni_discovery.inputs.containers import check_containers
+from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope
@@ -53,7 +54,13 @@ def check_body(body: bytes) -> None:
         # A text is the prompt of another route.
         if isinstance(value, dict):
             check_schema(name, value)
-    for position, tool in enumerate(asked.tools if isinstance(asked.tools, list) else ()):
+    tools = asked.tools if isinstance(asked.tools, list) else []
+    # Each may take as long as one form.
+    if len(tools) > MAX_TOOLS or len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(
+            f"tools: at most {MAX_TOOLS} of {MAX_TOOLS_BYTES} bytes together are allowed: describe fewer"
+        )
+    for position, tool in enumerate(tools):
         check_schema(f"tools[{position}]", tool)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs import answer_form
 from omni_discovery.inputs.answer_form import (
     MAX_CLASSES,
     MAX_COUNT,
@@ -202,3 +203,19 @@ def test_a_tag_begins_with_a_text_or_with_one_token(trigger: str) -> None:
     tags = {"structures": [{"begin": trigger, "schema": {}, "end": ""}], "triggers": ["<f", trigger]}
     with pytest.raises(InvalidRequestError, match=r"^form\.structural_tag: triggers: "):
         check_answer_form("form", {"structural_tag": json.dumps(tags)})
+
+
+@pytest.mark.attack("M11")
+def test_what_was_found_of_a_form_is_known_for_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a schema is walked once, whichever way it ends; 2. another field, or another schema, is another matter"""
+    walked: list[str] = []
+    walk = answer_form._walk
+    monkeypatch.setattr(answer_form, "_walk", lambda what, schema: walked.append(what) or walk(what, schema))
+    for name in ("first", "first", "second"):
+        check_schema(name, {"type": "object", "title": "known once"})
+    assert walked == ["first", "second"]
+    walked.clear()
+    for _ in range(3):
+        with pytest.raises(InvalidRequestError, match="first: maxLength"):
+            check_schema("first", {"maxLength": 1 << 20, "title": "refused once"})
+    assert walked == ["first"]

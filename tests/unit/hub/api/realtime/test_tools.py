@@ -70,3 +70,13 @@ def test_a_pipeline_that_can_not_says_what_is_missing() -> None:
     drawer = stage.replace("ARGS", "modality: image").replace("final_output: text", "final_output: image")
     assert "puts out none" in tools_missing(deploy_of(drawer))
     assert tools_missing(deploy_of(stage.replace("ARGS", "tool_call_parser: echo"))) == ""
+
+
+@pytest.mark.attack("M12")
+def test_functions_count_with_what_their_objects_take() -> None:
+    """48 000 empty lists are 96 kB of JSON and megabytes of memory, which sessions are to count."""
+    heavy = update(tools=[{**ADD, "parameters": {"enum": [[]] * 10_000}}])
+    assert heavy.size_bytes > 1_000_000
+    assert 0 < update(tools=[ADD]).size_bytes < 1000
+    assert update(heavy, tool_choice="none").size_bytes == heavy.size_bytes
+    assert update(heavy, tools=[]).size_bytes == 0
