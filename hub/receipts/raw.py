@@ -192,6 +192,8 @@ def line_of(encoded: bytes, hub: str) -> ReceiptLine:
     """One line about a request."""
     raw = _decode(encoded)
     sent = [mark for mark in map(DispatchMark._make, raw.marks) if not mark.what and mark.snapshot is not None]
+    done_s = {(stage_id, attempt): at_s for at_s, what, stage_id, attempt, _ in raw.events if what == "StageDone"}
+    ends_s = [done_s.get((mark.stage_id, mark.attempt)) for mark in sent]
     return ReceiptLine(
         request_id=raw.request_id,
         shown_id=raw.shown_id,
@@ -202,6 +204,7 @@ def line_of(encoded: bytes, hub: str) -> ReceiptLine:
         outcome=raw.ending[0],
         error=raw.ending[1],
         replicas=[f"{mark.stage_id}/{mark.snapshot[1]}" for mark in sent if mark.snapshot is not None],
+        spans_s=[None if end_s is None else end_s - mark.at_s for mark, end_s in zip(sent, ends_s, strict=True)],
     )
 
 

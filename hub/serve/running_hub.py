@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from hub.api.dashboard.events import RecentEvents
 from hub.api.door.config import DoorConfig
 from hub.api.server import HttpConfig
 from hub.async_omni import AsyncOmni
@@ -42,6 +41,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.stories import Stories, Waits
 from omni_discovery.view.hub_watcher import ViewOptions
+from omni_discovery.view.recent_events import RecentEvents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -199,6 +199,47 @@ async def undo(
     return await wait_answered(kv, target, revision, timeout_s)
 
 
+class OperatorAction(StrEnum):
+    """What an operator does to one replica by its control key."""
+
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    DRAIN = "drain"
+    WEIGHT = "weight"
+
+
+async def act(
+    kv: KVCalls, target: Target, before: ReplicaInfo, action: OperatorAction, weight: float | None, timeout_s: float
+) -> str:
+    """Do it to the process that ``before`` describes; return what was done, as a sentence. A drain goes on by itself.
+
+    ``weight`` is that of WEIGHT, None for the replica's own. Raise OperationFailedError, RegistryError.
+    """
+    match action:
+        case OperatorAction.CORDON:
+            info = await steer(kv, target, before, {"cordon": True}, timeout_s)
+            return f"replica {target} is cordoned: it takes nothing new ({info.queue_length} in flight)"
+        case OperatorAction.UNCORDON:
+            return await _undone(kv, target, before, {"cordon": None}, "takes work again", timeout_s)
+        case OperatorAction.WEIGHT if weight is None:
+            return await _undone(kv, target, before, {"weight": None}, "has its own weight again", timeout_s)
+        case OperatorAction.WEIGHT:
+            await steer(kv, target, before, {"weight": weight}, timeout_s)
+            return f"replica {target} weighs {weight:g}"
+        case OperatorAction.DRAIN:
+            revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
+            left = await wait_answered(kv, target, revision, timeout_s)
+            flight = f", {left.queue_length} in flight" if left is not None else ""
+            return f"replica {target} drains{flight}: it ends by itself when that is done"
+
+
+async def _undone(
+    kv: KVCalls, target: Target, before: ReplicaInfo, changes: dict[str, Any], done: str, timeout_s: float
+) -> str:
+    info = await undo(kv, target, before, changes, timeout_s)
+    return f"replica {target} {done}" if info is not None else f"replica {target} has left meanwhile"
+
+
 @dataclass(frozen=True, slots=True)
 class DrainStep:
     """How far a drain is: the requests in flight, and the ids of hubs that have not acknowledged it yet."""

@@ -165,6 +165,8 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     error: str = ""
     #: Where it was sent, in that order; a replica stands twice if it was sent there twice.
     replicas: list[str] = []
+    #: How long each of those worked, from the send to the end of its stage; None: it did not come to that.
+    spans_s: list[float | None] = []
 
 
 class WaitingWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -10,19 +10,17 @@ import logging
 import os
 import socket
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
 from omni_discovery.commands.operate import (
     OperationFailedError,
+    OperatorAction,
     Target,
+    act,
     is_last_to_serve,
     must_be_registered,
-    steer,
-    undo,
-    wait_answered,
-    write_control,
 )
 from omni_discovery.commands.registry import ANSWER_S
 from omni_discovery.errors import ConfigError, InvalidRequestError, RegistryDeniedError
@@ -107,31 +105,11 @@ class ReplicaActions:
             raise NotSureError(target)
 
     async def _do(self, kv: KVCalls, target: Target, before: ReplicaInfo, name: ActionName, body: ActionBody) -> str:
-        match name:
-            case ActionName.CORDON:
-                info = await steer(kv, target, before, {"cordon": True}, ANSWER_S)
-                return f"replica {target} is cordoned: it takes nothing new ({info.queue_length} in flight)"
-            case ActionName.UNCORDON:
-                return await self._undo(kv, target, before, {"cordon": None}, "takes work again")
-            case ActionName.WEIGHT if body.weight is None:
-                return await self._undo(kv, target, before, {"weight": None}, "has its own weight again")
-            case ActionName.WEIGHT:
-                await steer(kv, target, before, {"weight": body.weight}, ANSWER_S)
-                return f"replica {target} weighs {body.weight:g}"
-            case ActionName.DRAIN:
-                revision = await write_control(kv, target, {"drain": True, "epoch": before.epoch})
-                left = await wait_answered(kv, target, revision, ANSWER_S)
-                flight = f", {left.queue_length} in flight" if left is not None else ""
-                return f"replica {target} drains{flight}: it ends by itself when that is done"
-            case ActionName.KILL:
-                if self._killer is None:
-                    raise InvalidRequestError("only a demo kills its replicas: omni demo --keep", 403)
-                return await self._killer.kill(before)
-
-    @staticmethod
-    async def _undo(kv: KVCalls, target: Target, before: ReplicaInfo, changes: dict[str, Any], done: str) -> str:
-        info = await undo(kv, target, before, changes, ANSWER_S)
-        return f"replica {target} {done}" if info is not None else f"replica {target} has left meanwhile"
+        if name is not ActionName.KILL:
+            return await act(kv, target, before, OperatorAction(name), body.weight, ANSWER_S)
+        if self._killer is None:
+            raise InvalidRequestError("only a demo kills its replicas: omni demo --keep", 403)
+        return await self._killer.kill(before)
 
 
 class DemoKiller:

@@ -24,10 +24,10 @@ from omni_discovery.records.waits import last_words_among, waits_among
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from hub.api.dashboard.events import RecentEvents
     from hub.async_omni import AsyncOmni
     from omni_discovery.commands.findings.checks import Finding
     from omni_discovery.kv import KVCalls
+    from omni_discovery.view.recent_events import RecentEvents
     from omni_discovery.view.table import View
 
 logger = logging.getLogger(__name__)

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
-from omni_discovery.records.health import ReplicaTrouble
-
-
-class Tone(StrEnum):
-    """How a thing is drawn. The words beside it say the same: colour alone says nothing."""
-
-    GOOD = "good"
-    #: It takes no work because an operator wants it so, or is on its way up or down.
-    QUIET = "quiet"
-    WARN = "warn"
-    BAD = "bad"
+from omni_discovery.view.recent_events import ShownEvent, Tone
 
 
 class ShownReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,16 +92,6 @@ class ShownNeed(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class ShownEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that has happened. ``number`` counts up from 1."""
-
-    number: int
-    at: float
-    tone: Tone
-    about: str
-    text: str
-
-
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """The checks of what needs somebody: how many are fine, when they ran last, and why they can't at the moment."""
 
@@ -153,16 +131,3 @@ class DashboardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     edges: tuple[ShownEdge, ...]
     traffic: ShownTraffic
     events: tuple[ShownEvent, ...]
-
-
-class TroubleSeen(msgspec.Struct, frozen=True):
-    """A trouble of a replica without its moments, which move from one look to the next."""
-
-    name: str
-    kind: str
-    epoch: int
-
-    @classmethod
-    def of(cls, trouble: ReplicaTrouble) -> TroubleSeen:
-        """What tells it from others."""
-        return cls(trouble.name, str(trouble.kind), trouble.epoch)

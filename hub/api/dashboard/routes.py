@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from hub.api.dashboard.actions import DemoKiller
-    from hub.api.dashboard.events import RecentEvents
     from hub.api.dashboard.live import Registry
     from hub.api.door.keys import KeyRing
     from hub.api.errors import UnauthorizedError
     from hub.async_omni import AsyncOmni
+    from omni_discovery.view.recent_events import RecentEvents
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from hub.api.dashboard.model import (
     ShownStage,
     ShownTraffic,
     Spread,
-    Tone,
 )
 from hub.api.dashboard.rates import OK, RateWindow, failed_in
 from hub.pool.outliers import OutlierState
@@ -24,14 +23,15 @@ from hub.pool.status import ASLEEP_PHASE
 from omni_discovery.commands.findings.checks import Finding, Grade
 from omni_discovery.records.schema import ReplicaStatus, own_reason
 from omni_discovery.text import one_line
+from omni_discovery.view.recent_events import Tone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hub.api.dashboard.model import ShownEvent
     from hub.pool.entry import Entry
     from hub.pool.status import StageStatus
     from omni_discovery.deploy.document import DeployConfig
+    from omni_discovery.view.recent_events import ShownEvent
 
 #: Replicas of one stage that are shown, and findings.
 MOST_REPLICAS: Final = 100

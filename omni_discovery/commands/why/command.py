@@ -53,23 +53,7 @@ class WhyCommand:
         )
         parser.add_argument("--limit", type=_limit, default=20, metavar="N", help="the newest N (default: %(default)s)")
         parser.add_argument("--json", action="store_true", help="print JSON lines instead, with all fields")
-        hubs = parser.add_argument_group("which hubs to ask (default: all of yours on this machine, without a token)")
-        hubs.add_argument(
-            "--hub",
-            action="append",
-            default=[],
-            metavar="URL",
-            help="this one, by its --admin-port: http://HOST:PORT; may be repeated",
-        )
-        hubs.add_argument(
-            "--all-hubs",
-            action="store_true",
-            help="also those elsewhere that etcd has with an --admin-port; the token is sent to each of them",
-        )
-        hubs.add_argument("--admin-token-file", metavar="FILE", help="their token (default: $OMNI_ADMIN_TOKEN)")
-        hubs.add_argument(
-            "--admin-ca-file", metavar="FILE", help="who signed their certificates (default: the system's)"
-        )
+        add_hub_options(parser)
         add_registry_options(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -84,6 +68,25 @@ class WhyCommand:
         if replica is not None:
             return _show_replica(asks, replica[1], replica[2], arguments)
         return _show_request(asks, arguments)
+
+
+def add_hub_options(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which hubs to ask."""
+    hubs = parser.add_argument_group("which hubs to ask (default: all of yours on this machine, without a token)")
+    hubs.add_argument(
+        "--hub",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="this one, by its --admin-port: http://HOST:PORT; may be repeated",
+    )
+    hubs.add_argument(
+        "--all-hubs",
+        action="store_true",
+        help="also those elsewhere that etcd has with an --admin-port; the token is sent to each of them",
+    )
+    hubs.add_argument("--admin-token-file", metavar="FILE", help="their token (default: $OMNI_ADMIN_TOKEN)")
+    hubs.add_argument("--admin-ca-file", metavar="FILE", help="who signed their certificates (default: the system's)")
 
 
 def _limit(text: str) -> int:
@@ -107,6 +110,20 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _hubs(arguments: argparse.Namespace) -> list[Ask]:
     """The hubs to ask. Raise ConfigError if there are none."""
+    urls: list[str] = []
+    if arguments.all_hubs and not arguments.hub:
+        with_registry(arguments, lambda kv: _admin_urls(kv, arguments.namespace, urls))
+    asks = hubs_to_ask(arguments, urls)
+    if not asks:
+        raise ConfigError(
+            f"no hub of namespace {arguments.namespace!r} runs here under this user: give --namespace, or name a hub"
+            " elsewhere by its --admin-port with --hub http://HOST:PORT (omni hubs shows who there is)"
+        )
+    return asks
+
+
+def hubs_to_ask(arguments: argparse.Namespace, urls: Sequence[str]) -> list[Ask]:
+    """Those that ``--hub`` names, else those of this user on this machine and at ``urls``. Raise ConfigError."""
     from functools import partial
 
     from omni_discovery.receipts.asking import ask_process, ask_url, local_hubs
@@ -120,16 +137,7 @@ def _hubs(arguments: argparse.Namespace) -> list[Ask]:
         return [by_url(url) for url in arguments.hub]
     folder, namespace = user_runtime_dir(), arguments.namespace
     asks: list[Ask] = [partial(ask_process, folder, namespace, pid) for pid in local_hubs(folder, namespace)]
-    if arguments.all_hubs:
-        urls: list[str] = []
-        with_registry(arguments, lambda kv: _admin_urls(kv, namespace, urls))
-        asks += [by_url(url) for url in urls]
-    if not asks:
-        raise ConfigError(
-            f"no hub of namespace {namespace!r} runs here under this user: give --namespace, or name a hub elsewhere by"
-            " its --admin-port with --hub http://HOST:PORT (omni hubs shows who there is)"
-        )
-    return asks
+    return asks + [by_url(url) for url in urls]
 
 
 def _token(arguments: argparse.Namespace) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hub.api.dashboard.events import RecentEvents
 from hub.api.dashboard.live import LiveSnapshots, as_events
 from omni_discovery.errors import RegistryUnavailableError
+from omni_discovery.view.recent_events import RecentEvents
 from omni_discovery.view.table import View
 from tests.support.hub_fakes import FakeReplica, running_hub
 

@@ -106,6 +106,13 @@ def test_a_line_and_the_picks_are_read_from_the_same_bytes() -> None:
     assert picks_of(kept) == [(0, 1002.0, 0, ROWS)]
 
 
+def test_a_line_has_how_long_each_replica_worked_and_none_for_work_that_was_not_done() -> None:
+    walk = failing_walk()
+    done_s = next(at_s for at_s, kind, *_ in walk.machine.story.entries if kind.__name__ == "StageDone")
+    line = line_of(encoded(walk, mark(0, 0, 2.0), mark(0, 1, done_s - 1.5), mark(1, 0, done_s)), "hub-1")
+    assert (line.replicas, line.spans_s) == (["0/0", "0/0", "1/0"], [None, 1.5, None])
+
+
 def test_nothing_that_an_engine_says_is_in_it() -> None:
     assert b"secret" not in encoded(failing_walk())
     assert b"secret" not in msgspec.json.encode(shown(failing_walk()))

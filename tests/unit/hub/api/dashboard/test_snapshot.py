@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hub.api.dashboard.model import DashboardSnapshot, ShownEdge, Tone
+from hub.api.dashboard.model import DashboardSnapshot, ShownEdge
 from hub.api.dashboard.rates import RateWindow
 from hub.api.dashboard.snapshot import MOST_REPLICAS, HubState, Judged, build_snapshot, show_replica
 from hub.config import PoolOptions
@@ -19,6 +19,7 @@ from hub.pool.status import FailureStreak, StageStatus
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.commands.findings.checks import Finding, Grade
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.view.recent_events import Tone
 from tests.support.hub_fakes import deploy_of
 
 UP = ReplicaInfo("tcp://h:0", "tcp://h:9", 0, ReplicaStatus.UP, 0, 0.0, 100.0, 0, epoch=5, capacity=4, host="alpha")

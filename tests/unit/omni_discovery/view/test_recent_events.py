@@ -6,10 +6,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from hub.api.dashboard.events import MOST_EVENTS, RecentEvents
-from hub.api.dashboard.model import Tone
 from omni_discovery.records.health import ReplicaTrouble, TroubleKind
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
+from omni_discovery.view.recent_events import MOST_EVENTS, RecentEvents, Tone
 from omni_discovery.view.table import Delta, View
 
 UP = ReplicaInfo("tcp://h:1", "tcp://h:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, 1, epoch=5, host="alpha", pid=77)

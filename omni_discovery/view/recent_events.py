@@ -1,19 +1,20 @@
-"""RecentEvents: the last changes of replicas and hubs, in words, for the dashboard. Pure."""
+"""RecentEvents: the last changes of replicas and hubs, in words, for the dashboard and omni top. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from hub.api.dashboard.model import ShownEvent, Tone, TroubleSeen
-from omni_discovery.records.health import TroubleKind
+import msgspec
+
+from omni_discovery.records.health import ReplicaTrouble, TroubleKind
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus, own_reason
 from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from omni_discovery.records.health import ReplicaTrouble
     from omni_discovery.view.table import Delta, View
 
 #: Events that are kept.
@@ -26,6 +27,39 @@ _TROUBLES: Final[dict[str, str]] = {
     TroubleKind.NO_SESSION: "does not answer this hub",
     TroubleKind.UNUSABLE: "can't be used by this hub",
 }
+
+
+class Tone(StrEnum):
+    """How a thing is drawn. The words beside it say the same: colour alone says nothing."""
+
+    GOOD = "good"
+    #: It takes no work because an operator wants it so, or is on its way up or down.
+    QUIET = "quiet"
+    WARN = "warn"
+    BAD = "bad"
+
+
+class ShownEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that has happened. ``number`` counts up from 1."""
+
+    number: int
+    at: float
+    tone: Tone
+    about: str
+    text: str
+
+
+class TroubleSeen(msgspec.Struct, frozen=True):
+    """A trouble of a replica without its moments, which move from one look to the next."""
+
+    name: str
+    kind: str
+    epoch: int
+
+    @classmethod
+    def of(cls, trouble: ReplicaTrouble) -> TroubleSeen:
+        """What tells it from others."""
+        return cls(trouble.name, str(trouble.kind), trouble.epoch)
 
 
 class _Known(NamedTuple):

@@ -1,0 +1,1 @@
+"""``omni top``: stages and replicas, live, with one key for what an operator does to them."""
