@@ -399,9 +399,7 @@ class Pool:
             return None
         snapshots = self._snapshots
         snapshot = None if snapshots is None else snapshots.picked(chosen, self.indices.free_count, avoid)
-        binding = self._bind(request_id, chosen)
-        binding.snapshot = snapshot
-        return binding
+        return self._bind(request_id, chosen, snapshot)
 
     def snapshot_of_wait(self, avoid: Collection[str] = ()) -> PoolSnapshot | None:
         """What the pool looks like to a pick that finds nobody; None where nobody keeps receipts."""
@@ -483,9 +481,7 @@ class Pool:
         if other is not None and other.entry.pickable and other.addr not in avoid:
             snapshots = self._snapshots
             snapshot = None if snapshots is None else snapshots.bound(other.entry, self.indices.free_count)
-            binding = self._bind(request_id, other.entry)
-            binding.snapshot = snapshot
-            return binding
+            return self._bind(request_id, other.entry, snapshot)
         return None
 
     def _choose_any(self, task: Task) -> Entry | None:
@@ -568,11 +564,11 @@ class Pool:
             self._serve()
         return [binding.request_id for binding in bindings]
 
-    def _bind(self, request_id: str, entry: Entry) -> Binding:
+    def _bind(self, request_id: str, entry: Entry, snapshot: PoolSnapshot | None = None) -> Binding:
         spends = entry.credits > 0 and entry.uses_credits
         if spends:
             entry.credits -= 1
-        binding = Binding(self, request_id, entry, spends)
+        binding = Binding(self, request_id, entry, spends, snapshot)
         self._bindings[request_id] = entry.in_flight[request_id] = binding
         if entry.health.needs_probe:
             entry.health.start_probe(request_id)

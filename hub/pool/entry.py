@@ -45,7 +45,9 @@ class Binding:
 
     __slots__ = ("_pool", "entry", "request_id", "snapshot", "spent_credit", "state")
 
-    def __init__(self, pool: Pool, request_id: str, entry: Entry, spent_credit: bool) -> None:
+    def __init__(
+        self, pool: Pool, request_id: str, entry: Entry, spent_credit: bool, snapshot: PoolSnapshot | None = None
+    ) -> None:
         self._pool = pool
         self.request_id = request_id
         self.entry = entry
@@ -53,7 +55,7 @@ class Binding:
         self.spent_credit = spent_credit
         self.state = BindingState.BOUND
         #: What the pool looked like when it picked; None where nobody keeps receipts.
-        self.snapshot: PoolSnapshot | None = None
+        self.snapshot = snapshot
 
     def __repr__(self) -> str:
         credit = ", credit" if self.spent_credit else ""

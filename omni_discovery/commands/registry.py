@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from omni_discovery.deploy.trust.bounds import Bounds
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.kv import KVStore
+    from omni_discovery.records.schema import HubRecord
 
 #: How long etcd may take to answer a command that a person waits for.
 ANSWER_S: Final = 5.0
@@ -220,6 +222,21 @@ def registry_flags(arguments: argparse.Namespace) -> list[str]:
         if value := getattr(arguments, name):
             flags += [f"--{name.replace('_', '-')}", value]
     return flags
+
+
+async def read_hub_records(kv: KVStore, namespace: str) -> list[HubRecord]:
+    """The records of a namespace's hubs, without those that can't be read. Raise RegistryError."""
+    from omni_discovery.errors import RecordError
+    from omni_discovery.records import keys
+    from omni_discovery.records.schema import decode_hub
+
+    found = []
+    for item in (await kv.list(keys.hubs_prefix(namespace))).items:
+        key = keys.parse_key(namespace, item.key)
+        if isinstance(key, keys.HubKey):
+            with suppress(RecordError):
+                found.append(decode_hub(item.key, key.hub_id, item.value))
+    return found
 
 
 async def tell_if_empty(kv: KVStore, namespace: str) -> int:

@@ -7,7 +7,13 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import say
-from omni_discovery.commands.registry import add_registry_options, clients_key, user_runtime_dir, with_registry
+from omni_discovery.commands.registry import (
+    add_registry_options,
+    clients_key,
+    read_hub_records,
+    user_runtime_dir,
+    with_registry,
+)
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -245,20 +251,9 @@ async def _add_urls(kv: KVStore, namespace: str, pids: set[int], urls: list[str]
     """Append the URLs of the hubs of this machine with these processes."""
     import socket
 
-    from omni_discovery.errors import RecordError
-    from omni_discovery.records import keys
-    from omni_discovery.records.schema import decode_hub
-
-    for item in (await kv.list(keys.hubs_prefix(namespace))).items:
-        key = keys.parse_key(namespace, item.key)
-        if not isinstance(key, keys.HubKey):
-            continue
-        try:
-            record = decode_hub(item.key, key.hub_id, item.value)
-        except RecordError:
-            continue
-        if record.pid in pids and record.host == socket.gethostname() and record.address:
-            urls.append(reachable_here(record.address))
+    records = await read_hub_records(kv, namespace)
+    here = (record for record in records if record.pid in pids and record.host == socket.gethostname())
+    urls += [reachable_here(record.address) for record in here if record.address]
     return 0
 
 

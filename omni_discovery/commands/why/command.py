@@ -6,7 +6,13 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from omni_discovery.commands.registry import add_registry_options, operators_token, user_runtime_dir, with_registry
+from omni_discovery.commands.registry import (
+    add_registry_options,
+    operators_token,
+    read_hub_records,
+    user_runtime_dir,
+    with_registry,
+)
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
@@ -155,20 +161,8 @@ async def _admin_urls(kv: KVStore, namespace: str, urls: list[str]) -> int:
     """Append the URLs that hubs have registered for operators."""
     import msgspec
 
-    from omni_discovery.errors import RecordError
-    from omni_discovery.records import keys
-    from omni_discovery.records.schema import decode_hub
-
-    for item in (await kv.list(keys.hubs_prefix(namespace))).items:
-        key = keys.parse_key(namespace, item.key)
-        if not isinstance(key, keys.HubKey):
-            continue
-        try:
-            record = decode_hub(item.key, key.hub_id, item.value)
-        except RecordError:
-            continue
-        if record.admin is not msgspec.UNSET and record.admin:
-            urls.append(record.admin)
+    records = await read_hub_records(kv, namespace)
+    urls += [record.admin for record in records if record.admin is not msgspec.UNSET and record.admin]
     return 0
 
 
