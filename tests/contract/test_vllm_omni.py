@@ -129,6 +129,25 @@ def test_a_whole_hand_off_becomes_the_same_sound_on_every_attempt(whole: Pair) -
     assert x0 == x1 != y
 
 
+def test_a_prompt_and_parameters_as_their_examples_write_them_say_the_same(whole: Pair) -> None:
+    """Places in the prompt, all else as ``additional_information``; the smaller bound of the tokens holds."""
+    words = {"task_type": "CustomVoice", "text": TEXT, "language": "English", "speaker": "Ethan", "instruct": ""}
+    told = {name: [value] for name, value in words.items()}
+    codes = [handoff_of(whole, speech("ours"))["payload"]["codes"]["audio"].tolist()]
+    for number, more in enumerate(({"max_new_tokens": [24]}, {"max_new_tokens": [2048], "non_streaming_mode": [True]})):
+        params = {"seed": SPEECH["seed"], "max_tokens": 4096 if not number else 24, "detokenize": False}
+        inputs = {"prompt_token_ids": [0] * 2048, "additional_information": {**told, **more}}
+        asked = replace(speech(f"theirs{number}"), inputs=inputs, params=params)
+        codes.append(handoff_of(whole, asked)["payload"]["codes"]["audio"].tolist())
+    assert codes[0] == codes[1] == codes[2]
+    # With the text piece by piece the talker says something else, of as many frames.
+    piecewise = {**told, "non_streaming_mode": [False]}
+    other = replace(speech("piecewise"), inputs={"prompt": TEXT, "additional_information": piecewise})
+    said = handoff_of(whole, replace(other, params={"seed": 3, "max_tokens": 24}))["payload"]["codes"]["audio"].tolist()
+    assert said != codes[0]
+    assert len(said) == len(codes[0])
+
+
 def test_sound_comes_while_the_talker_still_speaks(chunked: Pair) -> None:
     """1. the decoder has begun, and said something, before the talker's end
     2. while it has nothing to decode, it need not be stepped

@@ -29,6 +29,10 @@ class Utterance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     language: _Word = "Auto"
     instruct: Annotated[str, Meta(max_length=4096)] = ""
     task_type: Annotated[str, Meta(max_length=64)] = "CustomVoice"
+    #: Whether the talker is given all of the text at once; None: as the model's own code does it, which is so.
+    non_streaming_mode: bool | None = None
+    #: See ``most_tokens``.
+    max_new_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
 
 
 #: Parameters of a request that are no sampling parameters.
@@ -57,6 +61,14 @@ def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: An
     )
 
 
+def most_tokens(inputs: Mapping[str, Any]) -> int | None:
+    """How many tokens ``additional_information`` allows its speech; None if it does not say a number."""
+    told = inputs.get("additional_information")
+    most = told.get("max_new_tokens") if isinstance(told, Mapping) else None
+    most = most[0] if isinstance(most, list | tuple) and len(most) == 1 else most
+    return most if type(most) is int and most > 0 else None
+
+
 def only_one(name: Any, value: Any) -> Any:
     """The value of a list of one, as vLLM-Omni writes them."""
     if not isinstance(value, list | tuple):
@@ -77,7 +89,7 @@ def prompt_of(speech: Utterance, tokenize: Callable[[str], Sequence[int]], talke
     """The prompt for vLLM-Omni. Raise InvalidRequestError for a text that can't be said."""
     from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import Qwen3TTSPromptEmbedsBuilder
 
-    fields = msgspec.to_builtins(speech)
+    fields = msgspec.to_builtins(msgspec.structs.replace(speech, max_new_tokens=None))
     information = {name: [value] for name, value in fields.items()} | {"task_type": [speech.task_type]}
     try:
         places = Qwen3TTSPromptEmbedsBuilder.estimate_prompt_len_from_additional_information(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.vllm_omni.speech import read_speech
+from stage_runtime.engines.vllm_omni.speech import most_tokens, read_speech
 
 TALKER = SimpleNamespace(spk_id={"ethan": 2500, "Serena": 2501}, codec_language_id={"english": 2050})
 
@@ -26,6 +26,16 @@ def test_a_prompt_or_vllm_omnis_own_words_are_a_speech() -> None:
     assert (told.text, told.speaker, told.language) == ("hey", "Serena", "Auto")
 
 
+def test_what_their_own_examples_say_of_a_speech_is_taken() -> None:
+    """Its length, which bounds the talker, and whether the text comes at once."""
+    theirs = {"text": ["hey"], "speaker": ["ethan"], "max_new_tokens": [2048], "non_streaming_mode": [True]}
+    told = read_speech({"additional_information": theirs}, {}, TALKER)
+    assert (told.max_new_tokens, told.non_streaming_mode) == (2048, True)
+    assert most_tokens({"additional_information": theirs}) == 2048
+    for without in ({}, {"additional_information": "x"}, {"additional_information": {"max_new_tokens": ["x"]}}):
+        assert most_tokens(without) is None
+
+
 @pytest.mark.parametrize(
     ("information", "said"),
     [
@@ -37,6 +47,8 @@ def test_a_prompt_or_vllm_omnis_own_words_are_a_speech() -> None:
         ({"speaker": "ethan", "voice_clone_prompt": [{}]}, "'voice_clone_prompt' is not known"),
         ({"speaker": "ethan", "task_type": ["Base"]}, "task_type: 'Base' was not tried here"),
         ({"speaker": "ethan", "text": [""]}, "text"),
+        ({"speaker": "ethan", "max_new_tokens": [0]}, "max_new_tokens"),
+        ({"speaker": "ethan", "non_streaming_mode": ["yes"]}, "non_streaming_mode"),
         ([], "additional_information is a mapping"),
     ],
 )
