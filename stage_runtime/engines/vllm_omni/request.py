@@ -22,7 +22,7 @@ from stage_runtime.engines.vllm.core_request import build_engine_core_request_fr
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
 from stage_runtime.engines.vllm_omni.handoff import Source
 from stage_runtime.engines.vllm_omni.load import LoadedStage
-from stage_runtime.engines.vllm_omni.speech import PARAMETERS, most_tokens, only_one, prompt_of, read_speech
+from stage_runtime.engines.vllm_omni.speech import PARAMETERS, most_tokens, only_one, prompt_of, read_speech, task_of
 from stage_runtime.engines.vllm_omni.talker import THINKERS, Talker, talker_of
 
 #: The sampling parameters that a request may set: the others were not tried, or need vLLM's own front end.
@@ -108,7 +108,7 @@ def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, ite
     """The prompt of a request in the first stage, without its ``items``. Raise InvalidRequestError."""
     if loaded.metadata.model_stage == _SPEAKER:
         talker = loaded.hf_config.talker_config
-        speech = read_speech(request.inputs, request.params, talker)
+        speech = read_speech(request.inputs, request.params, talker, task_of(loaded.hf_config))
         prompt = prompt_of(speech, tokenizer.encode, talker)
     else:
         prompt = _thinkers_prompt(request, loaded, tokenizer, items)
