@@ -23,13 +23,13 @@ from tests.support.mooncake import MASTER_PORT, master_on, require_mooncake
 from tests.support.netns import Host, Network, require_netns
 from tests.support.omni_cluster import MARKS, NAMESPACE, PYTHON, hub_with, speak, speaking, write_model
 from tests.support.processes import Child
-from tests.support.yuanrong import Datasystem, require_yuanrong
+from tests.support.yuanrong import datasystems_on, require_yuanrong
 
 pytestmark = [*MARKS, pytest.mark.long]
 logger = logging.getLogger(__name__)
 
 #: Two processes import vLLM-Omni, on machines with other work.
-_START_S = 400.0
+_START_S = 600.0
 #: Requests, by their numbers of tokens.
 _TOKENS = (24, 90)
 _FRAME_SAMPLES = 1920
@@ -68,20 +68,6 @@ class Choice:
         return f"edges: [{{from: 0, to: 1, connector: {{name: {self.connector}, extra: {{{told}}}}}}}]\n"
 
 
-@contextmanager
-def _datasystems(network: Network) -> Iterator[None]:
-    """One on each host of stages; they find each other through the registry's etcd."""
-    etcd = f"{network.hosts['registry'].address}:{REGISTRY_PORT}"
-    with ExitStack() as stack:
-        made = []
-        for name in ("talker", "decoder"):
-            made.append(Datasystem(256, etcd, network.hosts[name]))
-            stack.callback(made[-1].close)
-        for each in made:
-            each.wait()
-        yield
-
-
 def _master(network: Network) -> AbstractContextManager[None]:
     return master_on(network.hosts["registry"])
 
@@ -96,7 +82,7 @@ CHOICES: Mapping[str, Choice] = {
     "mooncake-store": Choice(
         "MooncakeStoreConnector", f'master: "{_REGISTRY}:{MASTER_PORT}"', packages=_MOONCAKE, beside=_master
     ),
-    "yuanrong": Choice("YuanrongConnector", packages=("yr",), beside=_datasystems),
+    "yuanrong": Choice("YuanrongConnector", packages=("yr",), beside=datasystems_on),
 }
 
 
@@ -138,8 +124,9 @@ def test_the_same_samples_are_heard_over_each_connector(
     carried = carried_by(choice, running.text)
     logger.info("%s over %s: %s", "pieces" if in_pieces else "whole", name, dict(carried))
     hand_offs = sum(map(pieces_of, expected)) if in_pieces else len(expected)
-    assert (carried["puts"], carried["gets"], carried[choice.way]) == (hand_offs,) * 3
-    assert carried["failures"] == 0
+    assert (carried["gets"], carried[choice.way], carried["failures"]) == (hand_offs, hand_offs, 0)
+    # A dispatch that a busy machine accepts late is run a second time; nobody fetches what it stored first.
+    assert hand_offs <= carried["puts"] <= 2 * hand_offs
     assert carried["segments_made"] > 0
 
 
