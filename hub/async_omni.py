@@ -286,6 +286,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def apply_view(self, view: View, delta: Delta) -> None:
         """Apply a new view of the registry. From any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
+        self.hub_metrics.count_changes(view, delta)
         was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
         log_revocation(self.hub_id, before=was_revoked, now=self.is_revoked)
         with self._lock:
@@ -304,6 +305,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         return None if since_s is None else max(0.0, time.time() - since_s)
 
     def _count_refusal(self, error: OverloadedError) -> None:
+        self.hub_metrics.count_refusal(error.stage_id)
         if self._orchestrator is not None:
             self._orchestrator.health.recent.count_refusal(error.stage_id, time.monotonic())
 
