@@ -254,7 +254,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         loop = asyncio.get_running_loop()
         self._context = make_context()
         config = self._config
-        self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.watch(self.releases.every, lambda: self.is_revoked)
         self.hub_metrics.watch_wanted(self.releases.wanted_count, self.graph.stage_ids)
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(

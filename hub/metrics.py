@@ -248,8 +248,15 @@ class HubMetrics:
         self._parts: dict[tuple[int, str], Histogram] = {}
         add_build_info(self.registry, "hub")
 
-    def watch(self, pools: Pools) -> None:
-        """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected."""
+    def watch(self, pools: Pools, is_revoked: Callable[[], bool]) -> None:
+        """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected.
+
+        No replica takes work from a hub that is revoked.
+        """
+
+        def able(pools: Callable[[], Collection[StagePool]], count: Callable[[Pool], int]) -> float:
+            return 0.0 if is_revoked() else _sum(pools, count)
+
         for stage_id in pools.stage_ids:
             of_stage = partial(pools.of_stage, stage_id)
             # From 0 on: of a counter that begins at 1, Prometheus sees no increase.
@@ -259,12 +266,12 @@ class HubMetrics:
                 partial(_sum, of_stage, lambda pool: pool.members.registered_count)
             )
             self.pickable.labels(stage_id).set_function(
-                partial(_sum, of_stage, lambda pool: pool.members.pickable_count)
+                partial(able, of_stage, lambda pool: pool.members.pickable_count)
             )
             self.held.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.held_count))
             self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.queue)))
             self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.outliers)))
-            self.slots.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.slots))
+            self.slots.labels(stage_id).set_function(partial(able, of_stage, lambda pool: pool.members.slots))
 
     def watch_wanted(self, wanted: Callable[[int], int], stage_ids: Collection[int]) -> None:
         """Read how many replicas each stage should have when metrics are collected."""

@@ -266,8 +266,8 @@ _LABELS: Final = {
     "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`; or `total`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
-    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` and `content` (of a hand-off or an output, that can't be),"
-    " `late`; or a client's connection"
+    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` (to a hand-off) or"
+    " `content` that can't be, `late`; or a client's connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
     " `body_memory`, `malformed` (no HTTP), `tiny_pieces` (chunks or frames of a few bytes),"
     " `too_fast` (messages of a WebSocket), `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",

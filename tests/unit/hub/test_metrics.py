@@ -29,7 +29,7 @@ def test_a_count_that_no_request_can_have_does_not_spoil_the_counter() -> None:
 def test_the_counters_of_each_stage_are_there_from_0_on(name: str) -> None:
     """Of one that begins at 6, Prometheus sees no increase, and no alert fires."""
     metrics = HubMetrics()
-    metrics.watch(make_pools([0, 1], RoundRobinBalancer, PoolOptions()))
+    metrics.watch(make_pools([0, 1], RoundRobinBalancer, PoolOptions()), lambda: False)
     assert [value(metrics, f"omni_hub_{name}_total", stage=stage) for stage in ("0", "1")] == [0, 0]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.alerts import RULES, run_promtool
+from tests.support.alerts import FILE, RULES, run_promtool, shorten_rules
 
 HUB = 'instance="hub:8000",job="omni-hub"'
 STAGE = 'instance="stage:9100",job="omni-stage"'
@@ -134,6 +136,15 @@ CASES = [
 def test_each_alert_is_tried_both_ways() -> None:
     assert {case.alert for case in CASES if case.labels is not None} == set(RULES)
     assert {case.alert for case in CASES if case.labels is None} == set(RULES)
+
+
+def test_shorter_rules_differ_in_their_durations_alone() -> None:
+    """Those that a real Prometheus is given in tests/fault."""
+    text = FILE.read_text()
+    shorter = shorten_rules(text, 30)
+    assert re.sub(r"(for: |\[|offset )\d+ms\b", r"\1", shorter) == re.sub(r"(for: |\[|offset )\d+[sm]\b", r"\1", text)
+    (rule,) = yaml.safe_load(shorten_rules("[{expr: 'rate(a[5m]) > 60 unless b offset 2m', for: 30s}]", 30))
+    assert rule == {"expr": "rate(a[10000ms]) > 60 unless b offset 4000ms", "for": "1000ms"}
 
 
 def test_each_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_path: Path) -> None:
