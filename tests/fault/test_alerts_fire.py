@@ -35,6 +35,8 @@ from tests.support.registry import EtcdServer, compact, etcdctl, quiet_port
 
 logger = logging.getLogger(__name__)
 
+#: Those of the three documents, and the one on the device.
+REPLICAS: Final = 3 + 6 + 1 + 1
 #: How much shorter the rules' durations are here: five minutes are ten seconds, thirty seconds are one.
 TIMES: Final = 30
 #: A loaded machine may take long for each.
@@ -405,7 +407,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             site.hub.wait_ready(WITHIN_S)
             wait_for("all replicas", site.has_all, WITHIN_S)
             stack.enter_context(asking(site.hub, 1, "a load that goes on", 0.2))
-        wait_for("all to be scraped", lambda: scraped(prometheus) == INSTANCES, WITHIN_S)
+        wait_for("Prometheus to find all well", lambda: is_well(prometheus), WITHIN_S)
         found = Run(prometheus, sites)
         found.spoil()
         yield found
@@ -474,8 +476,11 @@ def targets_of(sites: list[Site]) -> Iterator[Target]:
         yield Target("etcd", f"etcd-{site.name}", int(site.etcd.endpoint.rpartition(":")[2]))
 
 
-def scraped(prometheus: Prometheus) -> set[str]:
-    return {each["metric"]["instance"] for each in prometheus.query("up == 1")}
+def is_well(prometheus: Prometheus) -> bool:
+    """Whether all answer, all replicas have told what they are, and no alert fires or is about to."""
+    answering = {each["metric"]["instance"] for each in prometheus.query("up == 1")}
+    replicas = len(prometheus.query("omni_replica_info"))
+    return answering == INSTANCES and replicas == REPLICAS and not prometheus.query("ALERTS")
 
 
 @pytest.mark.parametrize("name", RULES)
