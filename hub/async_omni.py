@@ -254,7 +254,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         loop = asyncio.get_running_loop()
         self._context = make_context()
         config = self._config
-        self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.watch(self.releases.every, lambda: self.is_revoked)
         self.hub_metrics.watch_wanted(self.releases.wanted_count, self.graph.stage_ids)
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
@@ -287,6 +287,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def apply_view(self, view: View, delta: Delta) -> None:
         """Apply a new view of the registry. From any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
+        self.hub_metrics.count_changes(view, delta)
         was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
         log_revocation(self.hub_id, before=was_revoked, now=self.is_revoked)
         with self._lock:
@@ -305,6 +306,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         return None if since_s is None else max(0.0, time.time() - since_s)
 
     def _count_refusal(self, error: OverloadedError) -> None:
+        self.hub_metrics.count_refusal(error.stage_id)
         if self._orchestrator is not None:
             self._orchestrator.health.recent.count_refusal(error.stage_id, time.monotonic())
 

@@ -238,6 +238,7 @@ def _capital(text: str) -> str:
 _LABELS: Final = {
     "code": "the code of [an error](../http-api.md#errors), or one of OpenAI's for events of a session:"
     " `input_audio_buffer_full`, `conversation_already_has_active_response` ...",
+    "change": "of a replica's record: `added`, `updated` or `removed`; another life of it is removed and added",
     "component": "`hub` or `supervisor`",
     "device": "the devices that the replica was shown",
     "engine": "the engine of the stage",
@@ -262,10 +263,11 @@ _LABELS: Final = {
     "type": "of tokens: `prompt` or `completion`",
     "version": "the release of omni-discovery",
     "vllm": "the version of vLLM in the replica; empty: not loaded",
-    "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
+    "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`; or `total`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
-    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `late`; or a client's connection"
+    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` (to a hand-off) or"
+    " `content` that can't be, `late`; or a client's connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
     " `body_memory`, `malformed` (no HTTP), `tiny_pieces` (chunks or frames of a few bytes),"
     " `too_fast` (messages of a WebSocket), `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",
