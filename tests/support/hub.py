@@ -32,11 +32,15 @@ class Hub(Child):
         python: Path | None = None,
         pass_fds: Sequence[int] = (),
         module: str = "omni_discovery",
+        name: str = "serve",
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.namespace = namespace
         words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
-        super().__init__(words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds, module=module)
+        super().__init__(
+            words, folder, name, variables=variables, python=python, pass_fds=pass_fds, module=module, prefix=prefix
+        )
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:
