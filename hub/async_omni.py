@@ -197,7 +197,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self._admission = Admission(self.releases, self._config)
         self._ring = ReceiptRing(self._config.receipts) if keeps else None
         #: What became of requests, and why they went where they went. Used on the hub's loop.
-        self.receipts = ReceiptBook(hub_id, policy, self._ring, pools, self._running, self._encode_receipt)
+        self.receipts = ReceiptBook(
+            hub_id, policy, self._ring, pools, self._running, self._encode_receipt, self._unread_since_s
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the next two, which the registry's thread uses, too.
@@ -271,6 +273,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             turns=self._turns,
             remote_replica_factory=self._remote_replica_factory,
         )
+        self._orchestrator.health.unread_since_s = self._unread_since_s
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
@@ -554,6 +557,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
 
     def _running(self) -> list[Active]:
         return [] if self._orchestrator is None else self._orchestrator.running()
+
+    def _unread_since_s(self) -> dict[str, float]:
+        return {inner_id: queue.unread_since_s for inner_id, queue in self._queues.items()}
 
     def _encode_receipt(self, request_id: str) -> bytes:
         return self._running_orchestrator().encode_receipt(request_id)

@@ -34,12 +34,22 @@ class Hub(Child):
         pass_fds: Sequence[int] = (),
         module: str = "omni_discovery",
         host: Host | None = None,
+        name: str = "serve",
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.namespace = namespace
         words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
         super().__init__(
-            words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds, module=module, host=host
+            words,
+            folder,
+            name,
+            variables=variables,
+            python=python,
+            pass_fds=pass_fds,
+            module=module,
+            host=host,
+            prefix=prefix,
         )
 
     @classmethod

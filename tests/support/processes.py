@@ -43,7 +43,7 @@ class Child:
     """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it.
 
     ``python`` is another environment's, if it is to run there; ``module`` is run in place of ``omni_discovery``;
-    ``host`` is a host of its own.
+    ``host`` is a host of its own; ``prefix`` is a launcher that the command replaces.
     """
 
     def __init__(
@@ -57,12 +57,13 @@ class Child:
         pass_fds: Sequence[int] = (),
         module: str = "omni_discovery",
         host: Host | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
         environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
-        command = [str(python or sys.executable), "-m", module, *arguments]
+        command = [*prefix, str(python or sys.executable), "-m", module, *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command if host is None else host.command(*command),

@@ -33,6 +33,7 @@ from omni_discovery.records.health import (
     StageFailures,
     StageLoad,
     TroubleKind,
+    UnreadAnswers,
 )
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
 from omni_discovery.records.waits import WaitKind, WaitRecord
@@ -396,6 +397,7 @@ _REPLICA_FIELDS: Final = {
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "lost_slots": "slots that serve nobody though requests wait, as `reason` says; absent for none",
     "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
     "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",
@@ -436,6 +438,15 @@ _HEALTH_PARTS: Final[tuple[tuple[str, type[Any], Mapping[str, str]], ...]] = (
             "troubles": f"replicas that the hub can't use, {MOST_TROUBLES} at most",
             "more": "how many more there are",
             "loads": "the stages that requests wait for, or were refused for; absent: not counted, as older releases",
+            "unread": "clients that read too slowly; absent for none",
+        },
+    ),
+    (
+        "`unread`",
+        UnreadAnswers,
+        {
+            "count": "the requests of which something has lain unread for 10 s",
+            "since": "wall clock since when the first of them does, seconds",
         },
     ),
     (
