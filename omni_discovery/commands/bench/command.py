@@ -7,13 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import say
-from omni_discovery.commands.registry import (
-    add_registry_options,
-    clients_key,
-    read_hub_records,
-    user_runtime_dir,
-    with_registry,
-)
+from omni_discovery.commands.registry import add_namespace_option, clients_key, user_runtime_dir
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +18,6 @@ if TYPE_CHECKING:
     from omni_discovery.commands.bench.figures import BenchSummary
     from omni_discovery.commands.bench.load import LoadRun
     from omni_discovery.commands.bench.plan import Asking, LoadPlan
-    from omni_discovery.kv import KVStore
 
 _MODALITIES: Final = ("text", "image", "audio")
 _USUAL_REQUESTS: Final = 100
@@ -85,7 +78,7 @@ class BenchCommand:
         shown.add_argument("--plot", metavar="FILE", help="write latencies over time and their distribution, as SVG")
         shown.add_argument("--out", metavar="FILE", help="write the figures and every request, as JSON")
         shown.add_argument("--json", action="store_true", help="print the figures as one line of JSON instead")
-        add_registry_options(parser)
+        add_namespace_option(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command. Return 0 if nothing but refusals for load went wrong, 1 if something did, 130 after Ctrl-C."""
@@ -230,13 +223,19 @@ def _client(arguments: argparse.Namespace, plan: LoadPlan) -> BenchClient:
 
 
 def local_url(arguments: argparse.Namespace) -> str:
-    """The URL of the one hub that this user runs here. Raise ConfigError if there is none, or more than one."""
-    from omni_discovery.receipts.asking import local_hubs
+    """The URL of the one hub that this user runs here. Raise ConfigError if there is none, or more than one.
 
-    here = set(local_hubs(user_runtime_dir(), arguments.namespace))
-    urls: list[str] = []
-    if here:
-        with_registry(arguments, lambda kv: _add_urls(kv, arguments.namespace, here, urls))
+    The hub itself is asked, in this user's private folder, and not etcd: the key goes to that address, and who may
+    write hubs' records may name any.
+    """
+    from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError, ask_process, local_hubs, path_of
+
+    folder, namespace = user_runtime_dir(), arguments.namespace
+    try:
+        answers = [ask_process(folder, namespace, pid, path_of("hub")) for pid in local_hubs(folder, namespace)]
+    except (HubUnaskableError, NoReceiptError) as error:
+        raise ConfigError(f"{error}; name one with --url http://HOST:PORT") from error
+    urls = [reachable_here(str(answer.get("url", ""))) for answer in answers]
     if len(urls) == 1:
         return urls[0]
     if urls:
@@ -245,16 +244,6 @@ def local_url(arguments: argparse.Namespace) -> str:
         f"no hub of namespace {arguments.namespace!r} runs here under this user: name one with --url http://HOST:PORT,"
         " or give --namespace (omni hubs shows who there is)"
     )
-
-
-async def _add_urls(kv: KVStore, namespace: str, pids: set[int], urls: list[str]) -> int:
-    """Append the URLs of the hubs of this machine with these processes."""
-    import socket
-
-    records = await read_hub_records(kv, namespace)
-    here = (record for record in records if record.pid in pids and record.host == socket.gethostname())
-    urls += [reachable_here(record.address) for record in here if record.address]
-    return 0
 
 
 def reachable_here(url: str) -> str:

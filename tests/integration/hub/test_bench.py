@@ -22,10 +22,12 @@ import pytest
 
 from omni_discovery.commands.bench import load
 from omni_discovery.commands.bench.client import BenchClient, HubUnloadableError
-from omni_discovery.commands.bench.command import BenchCommand
+from omni_discovery.commands.bench.command import BenchCommand, local_url
 from omni_discovery.commands.bench.figures import BenchSummary
 from omni_discovery.commands.bench.load import LoadRun
 from omni_discovery.commands.bench.plan import Asking, LoadPlan
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records import keys
 from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
 from tests.support.processes import DEFAULTS, wait_for
@@ -45,7 +47,7 @@ KEY = "a-key-of-thirty-two-characters-x"
 #: The command in a process of its own.
 PROGRAM = """
 import argparse, sys
-from omni_discovery.commands.bench.command import BenchCommand
+from omni_discovery.commands.bench.command import BenchCommand, local_url
 command, parser = BenchCommand(), argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))
@@ -117,6 +119,26 @@ def test_a_closed_loop_finds_the_hub_of_this_user_and_counts_what_it_answers(
     svg = (tmp_path / "plot.svg").read_text()
     # A dot for each first output, and one for each whole answer.
     assert (svg.count("h0"), svg.endswith("</svg>\n")) == (24, True)
+
+
+@pytest.mark.attack("N6")
+async def test_the_key_goes_to_no_address_that_a_record_names(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. somebody writes another address into this hub's record; 2. the command asks the hub itself where it is"""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(hub.folder))
+    parser = argparse.ArgumentParser()
+    BenchCommand().add_arguments(parser)
+    kv = EtcdKV(hub.endpoint)
+    try:
+        (item,) = (await kv.list(keys.hubs_prefix(hub.namespace))).items
+        record = json.loads(item.value)
+        forged = json.dumps({**record, "address": "http://127.0.0.1:9"}).encode()
+        await kv.put(item.key, forged, item.lease_id)
+        try:
+            assert local_url(parser.parse_args(["--namespace", hub.namespace])) == hub.url
+        finally:
+            await kv.put(item.key, item.value, item.lease_id)
+    finally:
+        await kv.close()
 
 
 def test_an_open_loop_does_not_slow_down_with_the_hub_and_what_is_refused_stands_apart(bench: Bench) -> None:
