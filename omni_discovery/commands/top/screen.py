@@ -20,7 +20,7 @@ from omni_discovery.commands.top.dialogs import (
     parse_weight,
     plain,
 )
-from omni_discovery.commands.top.pages import NO_REQUESTS, history_lines, request_line, time_of_day
+from omni_discovery.commands.top.pages import NO_REQUESTS, history_lines, replica_title, request_line, time_of_day
 from omni_discovery.commands.top.rows import Choice, columns, event_line, fitted, groups, headline
 from omni_discovery.commands.top.source import ended
 from omni_discovery.errors import OmniError
@@ -257,7 +257,7 @@ class TopApp(App[None]):
         lines = history_lines(lives, self.source.events.newest_first(), info.name, width)
         lines += await self.source.why(info, width)
         self._note("")
-        await self.push_screen_wait(TextPage(f"replica {info.name}, epoch {info.epoch}", lines))
+        await self.push_screen_wait(TextPage(_cut(replica_title(info), width), lines))
 
     def action_slowest(self) -> None:
         """Show the requests that took longest, and the way of the one that is chosen."""

@@ -265,12 +265,13 @@ async def test_another_process_with_the_same_id_is_not_touched(kv: FakeKV, tmp_p
 
 async def test_h_opens_the_last_events_of_a_replica(kv: FakeKV, tmp_path: Path) -> None:
     await kv.delete(keys.replica_key("n", 0, 0))
-    await put_replica(kv, "n", 0, 0, host="gpu-1", pid=15, registered_at=NOW - 5)
+    await put_replica(kv, "n", 0, 0, host="gpu-1", pid=15, registered_at=NOW - 5, version="0.2.0", device="cuda:0")
     async with shown(kv, tmp_path, (120, 40)) as pilot:
         await wait_shown(pilot, lambda text: re.search(r"^  0/0 .*lost", text, re.MULTILINE) is not None)
         await pilot.press("h")
         text = await wait_shown(pilot, lambda text: "its processes, as omni history has them" in text)
         assert text.index("on gpu-1:15") < text.index("on gpu-1:11")
+        assert ", release 0.2.0, gpu-1, cuda:0" in text, "what a narrow table has no column for"
         await pilot.press("escape")
         await wait_shown(pilot, lambda text: "its processes" not in text)
 
