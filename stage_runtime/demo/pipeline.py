@@ -21,6 +21,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.tables import replica_table
@@ -36,8 +37,6 @@ from stage_runtime.demo.processes import alive, descendants
 from stage_runtime.demo.show import ask_step, next_steps
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.view.table import View
 
@@ -123,6 +122,13 @@ def share_up(view: View, expected: int) -> float:
     return min(1.0, sum(done) / max(1, expected))
 
 
+def progress_line(text: str, share: float) -> Table:
+    """A line with a spinner, the text, and a bar that is full at a share of 1."""
+    line = Table.grid(padding=(0, 2))
+    line.add_row(Spinner("dots", text=text), ProgressBar(1.0, share, _BAR))
+    return line
+
+
 class DemoPipeline:
     """One run. The hub is a child process; all other processes are the hub's children."""
 
@@ -197,8 +203,7 @@ class DemoPipeline:
                 view = client.view()
                 plain.tell(f"loading the models: {replicas_line(view, self._expected)}")
                 waited = f"loading the models · {time.monotonic() - self._begin_s:.0f} s"
-                bar = ProgressBar(1.0, share_up(view, self._expected), _BAR)
-                live.update(Group(Spinner("dots", text=waited), bar, self._table(view)))
+                live.update(Group(progress_line(waited, share_up(view, self._expected)), self._table(view)))
                 time.sleep(0.1)
             self._url = next(iter(client.view().hubs.values())).address
             while get_text(f"{self._url}/ready")[0] != 200:

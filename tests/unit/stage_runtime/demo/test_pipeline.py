@@ -10,7 +10,7 @@ from rich.console import Console
 
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import View
-from stage_runtime.demo.pipeline import _PlainProgress, replicas_line, share_up
+from stage_runtime.demo.pipeline import _PlainProgress, progress_line, replicas_line, share_up
 
 
 def test_a_line_is_written_every_few_seconds_and_none_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +41,14 @@ def test_each_replica_is_named_with_its_phase_until_it_is_up() -> None:
     assert share_up(View(replicas=infos), 4) == pytest.approx(0.35)
     assert replicas_line(View(), 4) == "0 of 4 up"
     assert share_up(View(), 4) == 0.0
+
+
+def test_the_bar_stands_on_one_line_of_80_columns_with_its_text() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, color_system=None)
+    console.print(progress_line("loading the models · 600 s", 0.5), "what follows")
+    first, second = file.getvalue().splitlines()
+    assert "loading the models · 600 s" in first
+    assert "━" in first
+    assert len(first) <= 80
+    assert second == "what follows"
