@@ -60,6 +60,13 @@ class BenchCommand:
         load.add_argument("--requests", type=int, metavar="N", help=f"so many (default: {_USUAL_REQUESTS})")
         load.add_argument("--duration", type=float, metavar="S", help="for so many seconds")
         load.add_argument(
+            "--warm-up",
+            type=int,
+            default=0,
+            metavar="N",
+            help="send so many requests before, in the same way, that count nowhere (default: none)",
+        )
+        load.add_argument(
             "--max-in-flight",
             type=int,
             default=1000,
@@ -135,6 +142,8 @@ def read_plan(arguments: argparse.Namespace) -> LoadPlan:
         if value is not None and not 1 <= value <= most.get(flag, value):
             right = f"1 to {most[flag]}" if flag in most else "1 or more"
             raise ConfigError(f"--{flag.replace('_', '-')} is {value}; right would be {right}")
+    if arguments.warm_up < 0:
+        raise ConfigError(f"--warm-up is {arguments.warm_up}; right would be 0 or more")
     requests = arguments.requests
     if requests is None and arguments.duration is None:
         requests = _USUAL_REQUESTS
@@ -268,25 +277,33 @@ async def _bench(
 ) -> int:
     import asyncio
     import signal
+    from dataclasses import replace
     from random import Random
 
     from omni_discovery.commands.bench.load import LoadRun
 
+    warm_up, draw = arguments.warm_up, Random(arguments.seed).random
     try:
         model = await client.served_model()
-        load = LoadRun(plan, fields(model), client, prompt_of, Random(arguments.seed).random)
+        loads = [LoadRun(plan, fields(model), client, lambda number: prompt_of(warm_up + number), draw)]
+        if warm_up:
+            before = replace(plan, requests=warm_up, duration_s=None)
+            loads.insert(0, LoadRun(before, fields(model), client, prompt_of, draw))
         loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            for each in loads:
+                each.interrupt()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, load.interrupt)
-        title = f"omni bench: {client.url}, {model}, {plan.describe()}"
+            loop.add_signal_handler(number, interrupt)
+        title = f"omni bench: {client.url}, {model}, {plan.describe()}{f' after {warm_up} to warm up' * (warm_up > 0)}"
         if not arguments.json:
             say(title)
-        showing = asyncio.create_task(_show(load, is_silent=arguments.json))
-        try:
-            summary = await load.run()
-        finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+        for load in loads:
+            summary = await _run_shown(load, "" if load is loads[-1] else "warming up", is_silent=arguments.json)
+            if load.is_interrupted or load.is_gone:
+                break
     finally:
         await client.close()
     _tell(arguments, load, summary, title, files)
@@ -295,18 +312,31 @@ async def _bench(
     return 1 if load.is_gone or summary.failed or not summary.answered else 0
 
 
-async def _show(load: LoadRun, *, is_silent: bool) -> None:
-    """Show how it goes until this is cancelled: one line that changes; without a terminal, one now and then."""
+async def _run_shown(load: LoadRun, name: str, *, is_silent: bool) -> BenchSummary:
+    """Run it to its end, and show meanwhile how it goes; ``name`` stands before that."""
     import asyncio
 
-    from omni_discovery.commands.bench.screen import LATEST, live_line
+    showing = asyncio.create_task(_show(load, name, is_silent=is_silent))
+    try:
+        return await load.run()
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show(load: LoadRun, name: str, *, is_silent: bool) -> None:
+    """Show how it goes until this is cancelled: two lines that change; without a terminal, one now and then."""
+    import asyncio
+
+    from omni_discovery.commands.bench.screen import LATEST, live_lines
     from omni_discovery.commands.terminal import TextConsole
 
-    def line() -> str:
+    def lines() -> tuple[str, str]:
         tally = load.tally
         latest = tally.seen[-LATEST:]
         counts = (tally.answered, tally.refused, sum(tally.failed.values()), len(load.waiting_since_s))
-        return live_line(load.seconds, *counts, latest)
+        counted, latencies = live_lines(load.seconds, *counts, latest)
+        return f"{name} {counted}".lstrip() if name else counted, latencies
 
     console = TextConsole()
     if is_silent:
@@ -314,13 +344,14 @@ async def _show(load: LoadRun, *, is_silent: bool) -> None:
     if not console.is_terminal:
         while True:
             await asyncio.sleep(_LINE_S)
-            say(line())
+            say("  ".join(filter(None, lines())))
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            live.update(Text(line()), refresh=True)
+            # What a narrow terminal has no room for is cut: a line that wraps would be left behind.
+            live.update(Text("\n        ".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
             await asyncio.sleep(_TURN_S)
 
 
@@ -335,7 +366,13 @@ def _tell(
     from omni_discovery.commands.terminal import print_json
     from omni_discovery.text import harmless_json
 
-    made = {"title": title, "interrupted": load.is_interrupted, "hub_gone": load.is_gone, **asdict(summary)}
+    made = {
+        "title": title,
+        "warm_up": arguments.warm_up,
+        "interrupted": load.is_interrupted,
+        "hub_gone": load.is_gone,
+        **asdict(summary),
+    }
     if arguments.json:
         print_json(made)
     else:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import ssl
 import subprocess
@@ -141,6 +142,18 @@ async def test_the_key_goes_to_no_address_that_a_record_names(hub: Hub, monkeypa
         await kv.close()
 
 
+def test_what_warms_up_is_sent_and_counts_nowhere(hub: Hub, bench: Bench, tmp_path: Path) -> None:
+    before = hub.metric("omni_hub_requests_total")
+    (tmp_path / "prompts").write_text("one\none two\none two three\n")
+    words = ["--warm-up", "2", "--requests", "3", "--prompt-file", str(tmp_path / "prompts")]
+    code, found = bench.figures(*words, "--out", str(tmp_path / "out.json"))
+    assert (code, found["answered"], found["warm_up"], found["first"]["count"]) == (0, 3, 2, 3)
+    wait_for("the hub's own count", lambda: hub.metric("omni_hub_requests_total") - before == 5)
+    # Its prompts are used up: no cache of prefixes makes the first answers quicker.
+    each = json.loads((tmp_path / "out.json").read_text())["each"]
+    assert [line["tokens"] for line in each] == [3, 1, 2]
+
+
 def test_an_open_loop_does_not_slow_down_with_the_hub_and_what_is_refused_stands_apart(bench: Bench) -> None:
     """Forty in a blink, for replicas that run two and a hub that has two wait: some get in, most get a 429."""
     code, found = bench.figures("--rate", "2000", "--requests", "40", "--prompt-words", "20")
@@ -235,6 +248,9 @@ def test_ctrl_c_on_a_terminal_gives_what_was_measured_so_far(hub: Hub) -> None:
     assert code == 130, text
     assert "whole answer" in text
     assert "these are the figures so far" in text
+    # What changes is drawn over, not left behind: there are two lines of it, of 80 columns at most.
+    shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", text)]
+    assert max(len(line) for line in shown if "p50" in line or "on their way" in line) <= 80
 
 
 def test_a_hub_that_asks_for_a_key_gets_the_one_of_the_environment_or_of_a_file(
