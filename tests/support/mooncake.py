@@ -111,6 +111,8 @@ class StoreHost:
         """Have another master, which knows nothing of the one before."""
         self.master = start_master(self.host, self.host.address, "-client_ttl", str(self._ttl_s))
         self._processes.append(self.master)
+        with self.inside():
+            wait_for("the master's figures", lambda: _listens(self.host.address, MASTER_PORT + 1))
 
     def end(self, process: subprocess.Popen[bytes]) -> None:
         """Kill a process."""
@@ -145,9 +147,9 @@ def _start(host: Host, program: str, *flags: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _listens(address: str) -> bool:
+def _listens(address: str, port: int = MASTER_PORT) -> bool:
     with socket.socket() as probe:
-        return not probe.connect_ex((address, MASTER_PORT))
+        return not probe.connect_ex((address, port))
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

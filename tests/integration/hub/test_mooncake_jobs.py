@@ -202,7 +202,7 @@ def test_without_its_master_a_hub_serves_on_and_jobs_wait_for_the_next_one(
         # The library needs four seconds to see that its master is gone.
         answer, others = meanwhile(host, hub, lambda client: refusal(client, done.id))
         assert answer == (503, "job_store_unavailable")
-        assert others >= 5
+        assert others >= 2
         assert asked.videos.retrieve(done.id).status == "completed"
         studio.go_on()
         wait_for("the hub to ask again", lambda: f"jobs.store_asked_again job={held.id}" in hub.text)
