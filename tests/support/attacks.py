@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,13 @@ ATTACKS: Final = (
     Attack("M10", "realtime items of hundreds of sounds of one sample", "refused: 16 an item, each of 100 ms"),
     Attack("M11", "a $ref of thousands of names, from each of dozens of places", "refused; checked once a request"),
     Attack("M12", "realtime functions of thousands of empty lists", "counted with their memory"),
+    Attack("O1", "repetition is looked for in patterns of any length", "128 tokens, 2048 with their repetitions"),
+    Attack(
+        "O2",
+        "a body of forms and tools that each cost what one may, to a hub with vLLM's API",
+        "one budget for all; large bodies are checked beside the loop",
+    ),
+    Attack("O5", "four million token ids in one body, to a hub with vLLM's API", "refused before they are decoded"),
 )
 
 #: Rows without a test, and why.
