@@ -163,15 +163,24 @@ class _Counted:
     #: Steps of following references.
     steps: int = 0
 
+    def add_part(self, what: str) -> None:
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise InvalidRequestError(f"{what}: more than {MAX_PARTS} lists and objects; ask for a simpler form")
+
+
+def _decoded(what: str, text: str) -> Any:
+    _check_length(what, text, MAX_FORM)
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
+        raise InvalidRequestError(f"{what}: not JSON: {error}") from error
+
 
 def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
     if isinstance(schema, str):
-        _check_length(what, schema, MAX_FORM)
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
-            raise InvalidRequestError(f"{what}: not JSON: {error}") from error
+        schema = _decoded(what, schema)
     total, size, classes, work = 0.0, 0, 0, 0.0
     for path, name, value in _walk(what, schema):
         if name == _GUIDANCE:
@@ -180,16 +189,11 @@ def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
         if size > MAX_FORM:
             raise InvalidRequestError(f"{what}: longer than {MAX_FORM} characters; ask for a simpler form")
         if not isinstance(value, _SCALARS):
-            counted.parts += 1
-            if counted.parts > MAX_PARTS:
-                raise InvalidRequestError(f"{what}: more than {MAX_PARTS} lists and objects; ask for a simpler form")
+            counted.add_part(what)
         elif not name:
             # One of a list has no meaning of its own.
             continue
-        if name in _LENGTHS and _is_number(value) and value > MAX_COUNT:
-            raise InvalidRequestError(
-                f"{path}: {_shown(value)} is more than {MAX_COUNT}; leave it out, or ask for less"
-            )
+        _check_bound(path, name, value)
         total += _number_of(name, value)
         if total > MAX_COUNT:
             raise InvalidRequestError(
@@ -204,6 +208,11 @@ def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
             raise InvalidRequestError(f"{path}: more than {MAX_CLASSES} classes of characters in all expressions here")
     counted.values += size
     counted.steps += check_levels(what, schema)
+
+
+def _check_bound(path: str, name: str, value: Any) -> None:
+    if name in _LENGTHS and _is_number(value) and value > MAX_COUNT:
+        raise InvalidRequestError(f"{path}: {_shown(value)} is more than {MAX_COUNT}; leave it out, or ask for less")
 
 
 def _value_work(name: str, value: Any) -> int:

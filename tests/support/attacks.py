@@ -214,6 +214,7 @@ ATTACKS: Final = (
         "a body of forms and tools that each cost what one may, to a hub with vLLM's API",
         "one budget for all; large bodies are checked beside the loop",
     ),
+    Attack("O3", "/docs and /openapi.json, asked for without end", "made once"),
     Attack("O5", "four million token ids in one body, to a hub with vLLM's API", "refused before they are decoded"),
 )
 
