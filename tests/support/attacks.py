@@ -215,6 +215,7 @@ ATTACKS: Final = (
         "one budget for all; large bodies are checked beside the loop",
     ),
     Attack("O3", "/docs and /openapi.json, asked for without end", "made once"),
+    Attack("O4", "realtime events of 60 bytes that show megabytes", "the more they show, the longer until the next"),
     Attack("O5", "four million token ids in one body, to a hub with vLLM's API", "refused before they are decoded"),
 )
 
