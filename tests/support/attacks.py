@@ -218,6 +218,8 @@ ATTACKS: Final = (
     Attack("O4", "realtime events of 60 bytes that show megabytes", "the more they show, the longer until the next"),
     Attack("O5", "four million token ids in one body, to a hub with vLLM's API", "refused before they are decoded"),
     Attack("O6", "requests for another protocol, such as h2c, without a key and without end", "one line a minute"),
+    Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
+    Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
 )
 
