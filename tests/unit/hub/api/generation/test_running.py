@@ -58,7 +58,8 @@ async def test_others_get_a_turn_of_the_loop_between_two_answers_of_one_request(
 async def test_companions_count_for_what_a_client_may_have_under_way() -> None:
     """Each is a request of its own to the first stage: 16 answers with eight of them are 144."""
     charged: list[int] = []
-    omni: Any = SimpleNamespace(rejections=SimpleNamespace(counted=nullcontext), is_traced=False)
+    omni: Any = _Omni()
+    omni.rejections = SimpleNamespace(counted=nullcontext)
     request: Any = SimpleNamespace(receive=_never, headers={})
     fields: Any = SimpleNamespace(timeout=None, priority=0, async_chunk=None)
     route, came = Route(omni, deploy_of(ONE_STAGE), "test"), Came(request, Exchange(), 0.0)
