@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "O")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,9 @@ ATTACKS: Final = (
     Attack("M10", "realtime items of hundreds of sounds of one sample", "refused: 16 an item, each of 100 ms"),
     Attack("M11", "a $ref of thousands of names, from each of dozens of places", "refused; checked once a request"),
     Attack("M12", "realtime functions of thousands of empty lists", "counted with their memory"),
+    Attack("N1", "a replica fills its hub's receive queue, then breaks the connection", "the hub lives"),
+    Attack("N2", "a pipeline in etcd names a class as vLLM's draft model", "refused on the replica's host"),
+    Attack("N3", "millions of small valid frames of one replica", "it rests for them; others are served"),
     Attack("O1", "repetition is looked for in patterns of any length", "128 tokens, 2048 with their repetitions"),
     Attack(
         "O2",
