@@ -22,7 +22,8 @@ class ClientQuota:
     """ASGI middleware that answers with 429 what a client sends while it has ``most`` requests under way.
 
     A client is who has one API key; without keys it is an IP address, or a network of 64 bits in IPv6. POSTs and
-    WebSockets count. A POST that asks for several answers counts for as many (``Exchange.charge``).
+    WebSockets count. A POST that asks for several answers counts for as many, each with its companions
+    (``Exchange.charge``).
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:
@@ -62,7 +63,7 @@ class ClientQuota:
         if counted + answers > self._most:
             raise InvalidRequestError(
                 f"this request asks for {counted + answers} answers, and a client may have {self._most} under way "
-                "here: send fewer prompts at a time, or a smaller 'n'"
+                "here: send fewer prompts at a time, or fewer companions, or a smaller 'n'"
             )
         under_way = self._under_way[client]
         if under_way + answers > self._most:

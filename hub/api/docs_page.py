@@ -34,6 +34,8 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 _HOST: Final = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+#: What the pages are made for: a host by a name, and one by an IPv6 address.
+_NAMED, _BRACKETED = "http://hub.invalid", "http://[::]"
 _BOUNDS: Final = (
     ("minimum", "at least {}"),
     ("exclusiveMinimum", "above {}"),
@@ -46,9 +48,21 @@ _BOUNDS: Final = (
 )
 
 
-def docs_page(document: Mapping[str, Any], scheme: str, host: str) -> str:
-    """The page of an OpenAPI document; ``host`` is what the client has asked, for the examples."""
-    address = f"{scheme}://{host if _HOST.fullmatch(host) else 'localhost:8000'}"
+class DocsPage:
+    """The page of an OpenAPI document. It is made once: pages differ by the address that their examples ask alone."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._pages = {address: _page(document, address) for address in (_NAMED, _BRACKETED)}
+
+    def of(self, scheme: str, host: str) -> str:
+        """The page for a client that has asked this host."""
+        host = host if _HOST.fullmatch(host) else "localhost:8000"
+        # A shell wants brackets in quotes.
+        made_for = _BRACKETED if "[" in host or "]" in host else _NAMED
+        return self._pages[made_for].replace(made_for, f"{scheme}://{host}")
+
+
+def _page(document: Mapping[str, Any], address: str) -> str:
     title, version = escape(document["info"]["title"]), escape(document["info"]["version"])
     operations = [
         (method.upper(), path, operation)

@@ -162,6 +162,12 @@ class BoundedServer:
     def _overdue(self, now_s: float) -> dict[Bounded, Cut]:
         return self.connections.overdue(now_s, lambda each: each.unsent_bytes, lambda each: each.taken_bytes)
 
+    def note_no_upgrade(self, connection: Bounded) -> None:
+        """A client has asked for a protocol that is not spoken here."""
+        if self._log_once.should("no_upgrade", _LOG_EVERY_S):
+            host = connection.client[0] if connection.client else "-"
+            logger.info("http.no_upgrade client=%s: it asked for another protocol than WebSocket", host)
+
     def drop_waiting(self) -> None:
         """Reset the connections that wait for their client: the hub stops."""
         for protocol in self.connections.waiting():
@@ -297,6 +303,10 @@ class BoundedHttp(_Input, H11Protocol):
         super().handle_events()
         if self._framing.fault is not None and not self.transport.is_closing():
             self._server.cut({self: self._framing.fault})
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # In place of uvicorn's, which is a line for each request.
+        self._server.note_no_upgrade(self)
 
     @property
     def is_left(self) -> bool:

@@ -23,9 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from omni_discovery.backoff import RestartPauses
 from omni_discovery.errors import ConfigError, EmbeddedEtcdError
 from omni_discovery.etcd import _die_with_parent
 from omni_discovery.etcd.http import LOCAL_NAME, get_text
+from omni_discovery.log_once import LogOnce
 from omni_discovery.processes import OwnedFolder, remove_orphaned
 from omni_discovery.text import one_line
 
@@ -42,7 +44,6 @@ _TAIL: Final = 16_384
 _LONGEST: Final = 400
 #: Fields of a line of etcd's log that are shown already, or that only its developers read.
 _LEFT_OUT: Final = frozenset({"level", "ts", "caller", "msg", "error", "stacktrace"})
-_RESTART_DELAY_S: Final = 0.5
 _LAUNCHER: Final = (sys.executable, "-I", "-S", _die_with_parent.__file__)
 
 
@@ -147,15 +148,20 @@ class EmbeddedEtcd:
             return
         finally:
             self._settled.set()
+        pauses, failures, started_s = RestartPauses(), LogOnce(most_keys=1), time.monotonic()
         while True:
             code = process.wait()
-            if self._stopping.wait(_RESTART_DELAY_S):
+            if self._stopping.wait(pauses.ended(time.monotonic() - started_s)):
                 return
-            logger.warning("embedded_etcd.restarting endpoint=%s exit_code=%d data=empty", self.endpoint, code)
             try:
                 process = self._spawn(binary, folder)
             except OSError as error:
-                logger.error("embedded_etcd.not_restarted endpoint=%s reason=%s", self.endpoint, error)
+                if failures.should(str(error)):
+                    logger.error("embedded_etcd.not_restarted endpoint=%s reason=%s", self.endpoint, error)
+            else:
+                failures.clear()
+                logger.warning("embedded_etcd.restarting endpoint=%s exit_code=%d data=empty", self.endpoint, code)
+            started_s = time.monotonic()
             if self._stopping.is_set():
                 process.terminate()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeGuard
 
@@ -32,11 +33,19 @@ MAX_OPTIONAL: Final = 64
 #: Of all objects of a schema together: the square of an object's properties, times its minProperties or maxProperties
 #: and 4 more. Without those numbers only optional properties count. A vocabulary of 32 000 takes some seconds for that.
 MAX_PROPERTY_WORK: Final = 1 << 15
+#: Lists and objects of one schema, with those in texts of schemas inside of it.
+MAX_PARTS: Final = 8192
+#: What a list or an object costs to be checked, where a character or another value costs 1.
+_PART_COST: Final = 8
+#: What all forms of one request may cost to be checked: as much as 256 KiB of tools, and one more form.
+MAX_COST: Final = 5 * MAX_FORM
 #: Schemas up to this length are not checked again as long as they are among the latest.
 _MOST_KNOWN_BYTES: Final = 1 << 18
 #: Parts of a schema, or groups of an expression, inside each other.
 MAX_DEPTH: Final = 64
 
+#: Neither lists nor objects. Whether a value is a Mapping takes much longer to find out.
+_SCALARS: Final = (str, int, float, type(None))
 _LENGTHS: Final = ("minLength", "maxLength")
 _NUMBERS: Final = ("minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains")
 _NUMBER_BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -68,15 +77,36 @@ _CLASS: Final = re.compile(r"\\[wWdDsSpP]|\\.|[\[.]", re.DOTALL)
 _QUOTED: Final = re.compile(r'(\[(?:\\.|[^\]\\\n])*+\]?|/(?:\\.|[^/\\\n])++/?)|"(?:\\.|[^"\\\n])*+"?|#[^\n]*+')
 
 
-def check_answer_form(what: str, form: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError, naming the field, if one of vLLM's structured outputs may cost too much to compile."""
+class FormBudget:
+    """What the forms of one request may still cost to be checked."""
+
+    def __init__(self) -> None:
+        self._left = MAX_COST
+
+    def charge(self, what: str, cost: int) -> None:
+        """Count a form. Raise InvalidRequestError if all so far cost too much."""
+        self._left -= cost
+        if self._left < 0:
+            raise InvalidRequestError(
+                f"{what}: with this one the forms and tools of the request are too many, or too large; ask for less"
+            )
+
+
+def check_answer_form(what: str, form: Mapping[str, Any], budget: FormBudget | None = None) -> None:
+    """Raise InvalidRequestError, naming the field, if one of vLLM's structured outputs may cost too much to compile.
+
+    ``budget``: of the request, where it has more forms.
+    """
+    budget = budget or FormBudget()
     for name in ("json", "structural_tag"):
         if form.get(name) is not None:
-            check_schema(f"{what}.{name}", form[name])
+            check_schema(f"{what}.{name}", form[name], budget)
     for name in ("regex", "whitespace_pattern"):
         if isinstance(form.get(name), str):
+            budget.charge(f"{what}.{name}", len(form[name]))
             _check_expression(f"{what}.{name}", form[name])
     if isinstance(form.get("grammar"), str):
+        budget.charge(f"{what}.grammar", len(form["grammar"]))
         _check_grammar(f"{what}.grammar", form["grammar"])
     choices = form.get("choice")
     if isinstance(choices, list | tuple):
@@ -85,10 +115,11 @@ def check_answer_form(what: str, form: Mapping[str, Any]) -> None:
             raise InvalidRequestError(f"{what}.choice: {size} characters together, where {MAX_TEXT} are allowed")
 
 
-def check_schema(what: str, schema: Any) -> None:
+def check_schema(what: str, schema: Any, budget: FormBudget | None = None) -> None:
     """Raise InvalidRequestError if a JSON schema, or what holds some, may cost too much; it may be given as text.
 
     What was found lately is known: the answers to one request, and the calls of one session, have the same.
+    ``budget``: of the request, where it has more forms.
     """
     try:
         packed = msgspec.msgpack.encode(schema)
@@ -96,29 +127,60 @@ def check_schema(what: str, schema: Any) -> None:
         # What can't come over the wire, either.
         packed = b""
     if not packed or len(packed) > _MOST_KNOWN_BYTES:
-        _check_schema(what, schema)
-    elif flaw := _flaw_of(what, packed):
+        flaw, cost = "", _cost_of(what, schema)
+    else:
+        flaw, cost = _flaw_of(what, packed)
+    if flaw:
         raise InvalidRequestError(flaw)
+    if budget is not None:
+        budget.charge(what, cost)
 
 
 @lru_cache(maxsize=64)
-def _flaw_of(what: str, packed: bytes) -> str:
-    """What is wrong with a schema; empty if nothing is."""
+def _flaw_of(what: str, packed: bytes) -> tuple[str, int]:
+    """What is wrong with a schema, empty if nothing is; and what it cost to find out."""
     try:
-        _check_schema(what, msgspec.msgpack.decode(packed))
+        return "", _cost_of(what, msgspec.msgpack.decode(packed))
     except InvalidRequestError as error:
-        return str(error)
-    return ""
+        return str(error), 0
 
 
-def _check_schema(what: str, schema: Any) -> None:
+def _cost_of(what: str, schema: Any) -> int:
+    """Check a schema; return what that cost."""
+    counted = _Counted()
+    _check_schema(what, schema, counted)
+    return counted.values + counted.parts * _PART_COST + counted.steps
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What one schema has, with the texts of schemas inside of it."""
+
+    #: Characters, and values that are no texts.
+    values: int = 0
+    #: Lists and objects.
+    parts: int = 0
+    #: Steps of following references.
+    steps: int = 0
+
+    def add_part(self, what: str) -> None:
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise InvalidRequestError(f"{what}: more than {MAX_PARTS} lists and objects; ask for a simpler form")
+
+
+def _decoded(what: str, text: str) -> Any:
+    _check_length(what, text, MAX_FORM)
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
+        raise InvalidRequestError(f"{what}: not JSON: {error}") from error
+
+
+def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
     if isinstance(schema, str):
-        _check_length(what, schema, MAX_FORM)
-        try:
-            schema = msgspec.json.decode(schema)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
-            raise InvalidRequestError(f"{what}: not JSON: {error}") from error
+        schema = _decoded(what, schema)
     total, size, classes, work = 0.0, 0, 0, 0.0
     for path, name, value in _walk(what, schema):
         if name == _GUIDANCE:
@@ -126,10 +188,12 @@ def _check_schema(what: str, schema: Any) -> None:
         size += len(name) + (len(value) if isinstance(value, str) else 1)
         if size > MAX_FORM:
             raise InvalidRequestError(f"{what}: longer than {MAX_FORM} characters; ask for a simpler form")
-        if name in _LENGTHS and _is_number(value) and value > MAX_COUNT:
-            raise InvalidRequestError(
-                f"{path}: {_shown(value)} is more than {MAX_COUNT}; leave it out, or ask for less"
-            )
+        if not isinstance(value, _SCALARS):
+            counted.add_part(what)
+        elif not name:
+            # One of a list has no meaning of its own.
+            continue
+        _check_bound(path, name, value)
         total += _number_of(name, value)
         if total > MAX_COUNT:
             raise InvalidRequestError(
@@ -139,10 +203,16 @@ def _check_schema(what: str, schema: Any) -> None:
         work += _property_work(value) if isinstance(value, Mapping) else _value_work(name, value)
         if work > MAX_PROPERTY_WORK:
             raise InvalidRequestError(f"{path}: {_TOO_MUCH_WORK}")
-        classes += _check_texts(path, name, value)
+        classes += _check_texts(path, name, value, counted)
         if classes > MAX_CLASSES:
             raise InvalidRequestError(f"{path}: more than {MAX_CLASSES} classes of characters in all expressions here")
-    check_levels(what, schema)
+    counted.values += size
+    counted.steps += check_levels(what, schema)
+
+
+def _check_bound(path: str, name: str, value: Any) -> None:
+    if name in _LENGTHS and _is_number(value) and value > MAX_COUNT:
+        raise InvalidRequestError(f"{path}: {_shown(value)} is more than {MAX_COUNT}; leave it out, or ask for less")
 
 
 def _value_work(name: str, value: Any) -> int:
@@ -162,7 +232,7 @@ def _property_work(schema: Mapping[Any, Any]) -> float:
     return properties**2 * (most + 4)
 
 
-def _check_texts(path: str, name: str, value: Any) -> int:
+def _check_texts(path: str, name: str, value: Any, counted: _Counted) -> int:
     """Check the expressions of one value; return how many classes they have."""
     if name in _EXPRESSIONS and isinstance(value, str):
         return _check_expression(path, value)
@@ -172,7 +242,7 @@ def _check_texts(path: str, name: str, value: Any) -> int:
         return sum(_check_expression(path, str(each)) for each in value)
     if name in _SCHEMAS and isinstance(value, str) and value.lstrip().startswith(("{", "[")):
         # Each text inside another one is longer by its escaped quotation marks: they end soon.
-        _check_schema(path, value)
+        _check_schema(path, value, counted)
     if name == "triggers" and isinstance(value, list | tuple):
         for each in value:
             _check_trigger(path, each)
@@ -192,7 +262,7 @@ def _walk(what: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     while waiting:
         path, name, value, depth = waiting.pop()
         yield path, name, value
-        if not isinstance(value, Mapping | list | tuple):
+        if isinstance(value, _SCALARS) or not isinstance(value, Mapping | list | tuple):
             continue
         if depth >= MAX_DEPTH:
             raise InvalidRequestError(f"{what}: nested more than {MAX_DEPTH} deep")

@@ -6,7 +6,7 @@ What runs out of the stack ends the whole process, so the bounds hold before. ll
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -58,15 +58,16 @@ def _rule_levels(parts: re.Pattern[str], text: str) -> int:
     return total + deepest
 
 
-def check_levels(what: str, schema: Any) -> None:
+def check_levels(what: str, schema: Any) -> int:
     """Raise InvalidRequestError if references of a schema, or of what holds some, lead too deep, or out of it.
 
-    What holds references is not nested too deep. A reference that may name several places counts for all of them.
+    Return how many steps it took to follow them. What holds references is not nested too deep. A reference that may
+    name several places counts for all of them.
     """
     places = list(_places(schema))
     references = [(place, ref) for place in places if (ref := _reference_of(place)) is not None]
     if not references:
-        return
+        return 0
     by_id = {id(place.value): place for place in places}
     leads_to: list[tuple[_Place, _Place]] = []
     steps = 0
@@ -77,7 +78,8 @@ def check_levels(what: str, schema: Any) -> None:
         steps += len(roots) * (1 + ref.count("/"))
         if steps > MAX_STEPS:
             raise InvalidRequestError(f"{what}: too many $ref below places with an 'id'; use fewer of both")
-        named = [_named(root, ref) for root in roots]
+        names = _names_in(ref)
+        named = [_named(root, names) for root in roots]
         leads_to += [(place, by_id[id(value)]) for value in named if id(value) in by_id]
     graph = _Graph(places, leads_to)
     if graph.longest_path() > MAX_SCHEMA_LEVELS:
@@ -85,6 +87,7 @@ def check_levels(what: str, schema: Any) -> None:
             f"{what}: its $ref lead more than {MAX_SCHEMA_LEVELS} levels deep, one behind the other; ask for a flatter "
             f"form"
         )
+    return steps
 
 
 class _Place:
@@ -131,11 +134,15 @@ def _roots_of(place: _Place) -> Iterator[_Place]:
         root = root.parent
 
 
-def _named(root: _Place, ref: str) -> Any:
-    """What a reference names, counted from a place; None for nothing."""
+def _names_in(ref: str) -> list[str]:
+    return [unquote(name).replace("~1", "/").replace("~0", "~") for name in ref.split("/")[1:]]
+
+
+def _named(root: _Place, names: Sequence[str]) -> Any:
+    """What these names lead to, one inside the other, from a place; None for nothing."""
     value = root.value
-    for name in ref.split("/")[1:]:
-        value = _inside(value, unquote(name).replace("~1", "/").replace("~0", "~"))
+    for name in names:
+        value = _inside(value, name)
         if value is None:
             break
     return value

@@ -111,9 +111,8 @@ def token_sampling(params: Mapping[str, Any]) -> dict[str, Any]:
     found = checked(given, TokenSampling)
     if found.structured_outputs is not None:
         check_answer_form("structured_outputs", msgspec.structs.asdict(found.structured_outputs))
-    asked = msgspec.structs.asdict(found)
-    check_token_choices(asked)
-    return asked
+    check_token_choices(given)
+    return msgspec.structs.asdict(found)
 
 
 class Pooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

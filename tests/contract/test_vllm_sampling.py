@@ -182,6 +182,21 @@ def test_words_and_tokens_that_cost_too_much_are_refused_by_hub_and_stage(vllm_s
         sampling_params(token_sampling({"allowed_token_ids": [5, 3, 5]}), 32)
 
 
+@pytest.mark.attack("O1")
+def test_patterns_that_take_long_to_look_for_are_refused_by_hub_and_stage(vllm_sampling: Any) -> None:
+    """vLLM compares the tokens of every length of pattern in its step, for each token of each answer."""
+    asked = {"max_pattern_size": 128, "min_pattern_size": 2, "min_count": 16}
+    params = vllm_sampling.SamplingParams(repetition_detection=vllm_sampling.RepetitionDetectionParams(**asked))
+    (said,) = params_of_choices(params)
+    assert sampling_params(token_sampling(said)).repetition_detection == params.repetition_detection
+    asked["min_count"] = 17
+    params.repetition_detection = vllm_sampling.RepetitionDetectionParams(**asked)
+    with pytest.raises(InvalidRequestError, match="'max_pattern_size' may be 128, and times 'min_count' it may be"):
+        params_of_choices(params)
+    with pytest.raises(InvalidRequestError, match="'max_pattern_size' may be 128, and times 'min_count' it may be"):
+        token_sampling({"repetition_detection": asked})
+
+
 def test_a_salt_is_the_prompts_and_no_parameter_of_vllms(vllm_sampling: Any) -> None:
     """Of a stage that makes tokens, and of one that pools."""
     assert sampling_params(token_sampling({"cache_salt": "a"})) == sampling_params({})

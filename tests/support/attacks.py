@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
 KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,19 @@ ATTACKS: Final = (
         "N6", "another address in a hub's record, when its user runs omni bench", "the hub is asked; no key goes there"
     ),
     Attack("N7", "lengths, moments and ports that can't be, in answers and records", "not counted; no traceback"),
+    Attack("O1", "repetition is looked for in patterns of any length", "128 tokens, 2048 with their repetitions"),
+    Attack(
+        "O2",
+        "a body of forms and tools that each cost what one may, to a hub with vLLM's API",
+        "one budget for all; large bodies are checked beside the loop",
+    ),
+    Attack("O3", "/docs and /openapi.json, asked for without end", "made once"),
+    Attack("O4", "realtime events of 60 bytes that show megabytes", "the more they show, the longer until the next"),
+    Attack("O5", "four million token ids in one body, to a hub with vLLM's API", "refused before they are decoded"),
+    Attack("O6", "requests for another protocol, such as h2c, without a key and without end", "one line a minute"),
+    Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
+    Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
+    Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
 )
 
 #: Rows without a test, and why.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: The header with the secret that a page needs to act.
 ACTION_HEADER: Final = "x-omni-action-key"
 PATH: Final = "/dashboard"
+#: What leads to the dashboard's page.
+PAGES: Final = frozenset({"/", PATH, f"{PATH}/"})
 _SECRET_BYTES: Final = 32
 
 
@@ -87,8 +89,12 @@ class DashboardDoor:
     def check_known(self, request: Request) -> None:
         """Raise ReadOnlyError for a client that may look only since everybody may."""
         self.check_reader(request)
-        if not (self._has_token(request) or self._has_session(request)):
+        if not self.is_known(request):
             raise ReadOnlyError
+
+    def is_known(self, request: Request) -> bool:
+        """Whether the client has the token, or has logged in."""
+        return self._has_token(request) or self._has_session(request)
 
     def check_actor(self, request: Request) -> None:
         """Raise UnauthorizedError for a client that may not even look, ReadOnlyError for one that may do only that."""

@@ -37,8 +37,9 @@ SNAPSHOT_S: Final = 1.0
 _JUDGE_S: Final = 5.0
 #: How long etcd may take for that.
 _LIST_S: Final = 5.0
-#: Pages that may look at a time.
+#: Pages that may look at a time; and how many of these places are kept for those who have logged in.
 MOST_WATCHERS: Final = 16
+KEPT_PLACES: Final = 4
 
 
 class Registry(Protocol):
@@ -71,14 +72,18 @@ class LiveSnapshots:
         self._next = asyncio.Event()
         self._is_closed = False
 
-    def check_room(self) -> None:
-        """Raise OverloadedError if too many look already."""
-        if self._watchers >= MOST_WATCHERS:
-            raise OverloadedError(f"{MOST_WATCHERS} pages look at this dashboard already: close one")
+    def _has_room(self, *, is_known: bool) -> bool:
+        return self._watchers < MOST_WATCHERS - (0 if is_known else KEPT_PLACES)
 
-    async def watch(self, is_welcome: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def check_room(self, *, is_known: bool) -> None:
+        """Raise OverloadedError if too many look already. ``is_known``: the client has logged in."""
+        if not self._has_room(is_known=is_known):
+            advice = "close one" if is_known else "close one, or log in"
+            raise OverloadedError(f"{self._watchers} pages look at this dashboard already: {advice}")
+
+    async def watch(self, is_welcome: Callable[[], bool], *, is_known: bool) -> AsyncIterator[bytes]:
         """Snapshots as JSON, the first at once, for as long as ``is_welcome``; none where too many look already."""
-        if self._watchers >= MOST_WATCHERS:
+        if not self._has_room(is_known=is_known):
             # Others have begun to look since there was room: the page asks again, and is told.
             return
         self._watchers += 1

@@ -143,8 +143,9 @@ class Dashboard:
 
     async def _stream(self, request: Request) -> Response:
         self._door.check_reader(request)
-        self._live.check_room()
-        snapshots = self._live.watch(lambda: self._door.visitor(request).reads)
+        is_known = self._door.is_known(request)
+        self._live.check_room(is_known=is_known)
+        snapshots = self._live.watch(lambda: self._door.visitor(request).reads, is_known=is_known)
         return StreamingResponse(as_events(snapshots), media_type="text/event-stream", headers=_EVENT_HEADERS)
 
     async def _act(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import JSONResponse
 
-from hub.api.door.hosts import means_this_host
+from hub.api.door.hosts import comes_from_elsewhere, means_this_host
 from hub.api.door.keys import KeyRing, bearer_of
 from hub.api.errors import UnauthorizedError, error_body, error_response
 from hub.api.exchange import exchange_of
@@ -135,17 +135,28 @@ def _not_here(scope: Scope) -> Response:
 
 
 class OwnHostOnly:
-    """Lets requests through that name this host as their Host, and as their Origin if they have one; else 403."""
+    """Lets requests through that name this host as their Host, and as their Origin if they have one; else 403.
 
-    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+    What pages of other origins have a browser load is refused, too: it brings no Origin. Links to ``pages`` may be
+    anywhere.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str], pages: Collection[str] = ()) -> None:
         self._app = app
         self._names = names
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] == "http" and not means_this_host(scope["headers"], self._names):
             text = "Host, or Origin, names another host than this one: use its address"
             await JSONResponse(error_body(text, "permission_error", "wrong_host"), status_code=403)(
+                scope, receive, send
+            )
+            return
+        if scope["type"] == "http" and scope["path"] not in self._pages and comes_from_elsewhere(scope["headers"]):
+            text = "a page of another origin asks for this: open it by its own address"
+            await JSONResponse(error_body(text, "permission_error", "wrong_site"), status_code=403)(
                 scope, receive, send
             )
             return

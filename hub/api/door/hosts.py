@@ -45,6 +45,12 @@ def means_this_host(headers: Iterable[tuple[bytes, bytes]], names: Collection[st
     return all(is_own_page(origin, hosts[0]) for origin in origins)
 
 
+def comes_from_elsewhere(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a browser says that a page of another origin sent the request; others than browsers don't say."""
+    sites = [value.lower() for name, value in headers if name.lower() == b"sec-fetch-site"]
+    return any(site not in (b"same-origin", b"none") for site in sites)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches a server that is bound to this host."""
     return _is_local_name(host) or (_is_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback)

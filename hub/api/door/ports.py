@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from hub.api.admin.app import build_admin, build_local
 from hub.api.client_quota import ClientQuota
 from hub.api.cross_origin import WebPolicy, web_policy
+from hub.api.dashboard.entry import PAGES
 from hub.api.dashboard.routes import AdminSite, Dashboard
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
 from hub.api.door.hosts import is_loopback
@@ -103,7 +104,7 @@ class Ports:
                 self._dashboard = Dashboard(parts, ring, omni.rejections.count, is_open=door.dashboard_open)
                 calls = AdminSite(calls, self._dashboard.app())
             # The check of the Host is outermost: a page that came in by another name learns nothing.
-            self._serve(omni, OwnHostOnly(calls, names), self._admin, operators)
+            self._serve(omni, OwnHostOnly(calls, names, PAGES), self._admin, operators)
             logger.info("hub.admin url=%s/admin/", self._admin.url)
             if parts is not None:
                 logger.info("hub.dashboard url=%s/dashboard/", self._admin.url)

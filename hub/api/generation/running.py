@@ -107,7 +107,7 @@ class Route:
     def generation(self, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> Generation:
         """Begin these requests when the first output is asked for. Raise if its client has no room for so many."""
         with self.omni.rejections.counted():
-            came.exchange.charge(len(asks) - 1)
+            came.exchange.charge(sum(1 + len(ask.companions) for ask in asks) - 1)
         return Generation(self.omni, came, fields, asks)
 
     def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:

@@ -75,8 +75,11 @@ _MOST_WORDS_BYTES: Final = 1_000_000
 #: longer, up to a bound, the more the first has of the conversation.
 _LEAST_BETWEEN_S, _MOST_BETWEEN_S = 0.05, 0.75
 _KEPT_BYTES_PER_S: Final = 4_000_000
-#: A session's settings are checked and shown whole on the loop each time they are changed: the time until they may be
-#: changed again is longer, up to the same bound, the larger they are.
+#: How much of a session's events are shown again to it, such as items: a short event may ask for megabytes. Until then
+#: no further event is read; what is shown within the least time between two responses costs nothing.
+_SHOWN_BYTES_PER_S: Final = 4_000_000
+#: A session's settings are checked and shown whole on the loop each time they are changed, those of one response each
+#: time: the time until they may be changed or given again is longer, up to the same bound, the larger they are.
 _SETTINGS_BYTES_PER_S: Final = 1_000_000
 #: WebSocket close codes: normal, policy violation, internal error.
 _OK, _REFUSED, _FAILURE = 1000, 1008, 1011
@@ -147,8 +150,8 @@ class _Connection:
         self._detector = None if realtime.abilities.no_detection else VoiceDetector(realtime.sounds)
         self._outbox = _Outbox(websocket, self._note_memory)
         self._input_wait = input_wait_of(websocket.scope)
-        #: Before this moment no response begins; before the other one, settings are not changed.
-        self._next_s = self._next_update_s = 0.0
+        #: Before this moment no response begins; before the second, no settings are taken; before the third, no event.
+        self._next_s = self._next_update_s = self._next_event_s = 0.0
         #: Words of the response that runs which may turn out to be a call, in bytes.
         self._held_bytes = 0
         #: Makes the response that runs, and ends it.
@@ -208,6 +211,7 @@ class _Connection:
         self._put_all(self._machine.begin())
         while True:
             await self._outbox.room()
+            await self._rest()
             if self._input_wait is not None and not self._machine.is_responding:
                 self._input_wait(True)
             message = await self._next_message()
@@ -246,10 +250,11 @@ class _Connection:
             if isinstance(event, BufferAppend):
                 await self._hear(event)
             else:
-                if isinstance(event, SessionUpdate):
+                if isinstance(event, SessionUpdate | ResponseCreate):
                     await asyncio.sleep(self._next_update_s - time.monotonic())
-                    self._note_update(memory_of(text or ""))
-                await self._perform(event)
+                    kept_bytes = self._machine.settings_bytes if isinstance(event, SessionUpdate) else 0
+                    self._note_settings(memory_of(text or "") + kept_bytes)
+                self._note_shown(await self._perform(event))
             self._note_memory()
 
     def _note_memory(self) -> None:
@@ -270,7 +275,7 @@ class _Connection:
         except OmniError as error:
             self._put(EventFailed(error, event.event_id))
             return
-        await self._perform(SoundCame(samples, voiced, event.event_id))
+        self._note_shown(await self._perform(SoundCame(samples, voiced, event.event_id)))
 
     # ---- actions of the machine
 
@@ -283,23 +288,23 @@ class _Connection:
             if isinstance(action, SendEvent):
                 self._send(action.event)
 
-    def _send(self, event: Mapping[str, Any]) -> None:
+    def _send(self, event: Mapping[str, Any]) -> int:
         if event["type"] == "error":
             self._realtime.note_refusal("event", event["error"]["code"])
-        self._outbox.put(event)
+        return self._outbox.put(event)
 
-    async def _perform(self, event: RealtimeEvent) -> None:
-        """Apply an event, and carry out what follows."""
-        is_asked = isinstance(event, ResponseCreate)
+    async def _perform(self, event: RealtimeEvent) -> int:
+        """Apply an event, and carry out what follows; return how many bytes that shows."""
+        shown_bytes, is_asked = 0, isinstance(event, ResponseCreate)
         if is_asked:
             # Also one that fails has the conversation read.
             await self._pause()
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
-                    self._send(action.event)
+                    shown_bytes += self._send(action.event)
                 case EncodeSounds():
-                    await self._encode(action)
+                    shown_bytes += await self._encode(action)
                 case BeginResponse():
                     if self._input_wait is not None:
                         self._input_wait(False)
@@ -310,18 +315,31 @@ class _Connection:
                     self._making = asyncio.create_task(self._respond(action), name="RealtimeResponse")
                 case EndResponse():
                     self._end_response()
+        return shown_bytes
 
     async def _pause(self) -> None:
         """Wait until a response may be asked for."""
         await asyncio.sleep(self._next_s - time.monotonic())
         self._next_s = time.monotonic() + _LEAST_BETWEEN_S
 
-    def _note_update(self, asked_bytes: int) -> None:
-        """The settings are being changed by an event of so many bytes."""
-        between_s = (asked_bytes + self._machine.settings_bytes) / _SETTINGS_BYTES_PER_S
+    def _note_settings(self, size_bytes: int) -> None:
+        """Settings of so many bytes are being looked through."""
+        between_s = size_bytes / _SETTINGS_BYTES_PER_S
         self._next_update_s = time.monotonic() + min(max(_LEAST_BETWEEN_S, between_s), _MOST_BETWEEN_S)
 
-    async def _encode(self, action: EncodeSounds) -> None:
+    def _note_shown(self, shown_bytes: int) -> None:
+        """An event of the client has shown so many bytes."""
+        now_s = time.monotonic()
+        next_s = max(self._next_event_s, now_s) + shown_bytes / _SHOWN_BYTES_PER_S
+        self._next_event_s = min(next_s, now_s + _MOST_BETWEEN_S)
+
+    async def _rest(self) -> None:
+        """Wait until an event may be read."""
+        ahead_s = self._next_event_s - time.monotonic()
+        if ahead_s > _LEAST_BETWEEN_S:
+            await asyncio.sleep(ahead_s)
+
+    async def _encode(self, action: EncodeSounds) -> int:
         files: list[tuple[str, str]] = []
         try:
             for samples in action.sounds:
@@ -329,7 +347,7 @@ class _Connection:
                 files.append((base64.b64encode(file).decode(), _TURN_FORMAT))
         except OmniError as error:
             self._put(EventFailed(error))
-        await self._perform(SoundsEncoded(action.item_id, files))
+        return await self._perform(SoundsEncoded(action.item_id, files))
 
     def _end_response(self) -> None:
         making, self._making = self._making, None
@@ -507,15 +525,16 @@ class _Outbox:
         self._has_room.set()
         self._is_ended = False
 
-    def put(self, event: Mapping[str, Any]) -> None:
-        """Have an event sent."""
+    def put(self, event: Mapping[str, Any]) -> int:
+        """Have an event sent; return its bytes."""
         shown = as_beta(event) if self._is_beta else event
         if shown is None:
-            return
+            return 0
         text = msgspec.json.encode(shown).decode()
         self._waiting.append(text)
         self.size_bytes += len(text)
         self._note()
+        return len(text)
 
     def end(self) -> None:
         """Send what waits, and no more. Idempotent."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import InvalidRequestError, RequestError
-from omni_discovery.inputs.answer_form import check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_containers
+from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
+from omni_discovery.inputs.containers import check_containers, check_values
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
 #: Longest body: the pictures of a request (MAX_PICTURES_BYTES) take 4 MiB of it, in base64.
 MAX_BYTES: Final = 8 << 20
+#: From so many bytes on a body is checked in a thread: what it asks for may take a fifth of a second to look through.
+_LARGE_BYTES: Final = 16 << 10
+#: A single one: two would take the loop's time from it twice as often.
+_thread: Final = ThreadPoolExecutor(1, "BodyCheck")
 
 
 class _Forms(msgspec.Struct, frozen=True):
@@ -38,6 +45,7 @@ _decoder: Final = msgspec.json.Decoder(_Forms)
 def check_body(body: bytes) -> None:
     """Raise InvalidRequestError if to read the body, or to compile what it asks for, may cost too much."""
     check_containers(body)
+    check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
     if b"\0" in body:
         raise InvalidRequestError("the body is not JSON in UTF-8")
@@ -47,13 +55,14 @@ def check_body(body: bytes) -> None:
         asked = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
+    budget = FormBudget()
     if isinstance(asked.structured_outputs, dict):
-        check_answer_form("structured_outputs", asked.structured_outputs)
+        check_answer_form("structured_outputs", asked.structured_outputs, budget)
     for name in ("response_format", "text", "output_config"):
         value = getattr(asked, name)
         # A text is the prompt of another route.
         if isinstance(value, dict):
-            check_schema(name, value)
+            check_schema(name, value, budget)
     tools = asked.tools if isinstance(asked.tools, list) else []
     # Each may take as long as one form.
     if len(tools) > MAX_TOOLS or len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
@@ -61,7 +70,15 @@ def check_body(body: bytes) -> None:
             f"tools: at most {MAX_TOOLS} of {MAX_TOOLS_BYTES} bytes together are allowed: describe fewer"
         )
     for position, tool in enumerate(tools):
-        check_schema(f"tools[{position}]", tool)
+        check_schema(f"tools[{position}]", tool, budget)
+
+
+async def checked_aside(check: Callable[[bytes], None], whole: bytes) -> None:
+    """Have a whole body checked: a large one in a thread, so that the hub's loop goes on meanwhile."""
+    if len(whole) < _LARGE_BYTES:
+        check(whole)
+    else:
+        await asyncio.get_running_loop().run_in_executor(_thread, check, whole)
 
 
 class Body:
@@ -84,12 +101,12 @@ class Body:
         """See ASGI. Raise HTTPException if the body is refused."""
         message = {} if self.refusal is not None else await self._receive()
         if message.get("type") == "http.request":
-            self._add(message.get("body", b""), is_last=not message.get("more_body", False))
+            await self._add(message.get("body", b""), is_last=not message.get("more_body", False))
         if self.refusal is not None:
             raise HTTPException(HTTPStatus.BAD_REQUEST)
         return message
 
-    def _add(self, piece: bytes, *, is_last: bool) -> None:
+    async def _add(self, piece: bytes, *, is_last: bool) -> None:
         self._read_bytes += len(piece)
         self._check_length(self._read_bytes)
         if self.refusal is not None:
@@ -99,10 +116,10 @@ class Body:
             whole = b"".join(self._pieces)
             self._pieces.clear()
             try:
-                self.check(whole)
+                await checked_aside(self.check, whole)
             except InvalidRequestError as error:
                 self.refusal = error
 
     def check(self, whole: bytes) -> None:
-        """Raise InvalidRequestError if the whole body is refused."""
+        """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
         check_body(whole)

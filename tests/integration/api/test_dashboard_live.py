@@ -28,7 +28,7 @@ class AwayRegistry:
 async def test_a_registry_that_is_away_is_named_and_the_replicas_are_shown_all_the_same() -> None:
     async with asyncio.timeout(30.0), running_hub(FakeReplica()) as omni:
         live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
-        async for encoded in live.watch(lambda: True):
+        async for encoded in live.watch(lambda: True, is_known=True):
             shown = msgspec.json.decode(encoded)
             if shown["checks"]["problem"]:
                 break
@@ -40,11 +40,11 @@ async def test_a_stream_ends_with_its_welcome_and_with_the_hub() -> None:
     async with asyncio.timeout(30.0), running_hub(FakeReplica()) as omni:
         live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
         welcomes = iter([True, False])
-        seen = [event async for event in as_events(live.watch(lambda: next(welcomes)))]
+        seen = [event async for event in as_events(live.watch(lambda: next(welcomes), is_known=True))]
         assert seen[0] == b"retry: 2000\n\n"
         assert seen[1].startswith(b'data: {"at":')
         assert len(seen) == 2
-        other = live.watch(lambda: True)
+        other = live.watch(lambda: True, is_known=True)
         assert await anext(other)
         live.close()
         assert [each async for each in other] == []
@@ -57,13 +57,31 @@ async def test_pages_that_come_at_the_same_moment_are_no_more_than_may_look(monk
         live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
         pages = []
         for _ in range(3):
-            live.check_room()
-            pages.append(live.watch(lambda: True))
+            live.check_room(is_known=True)
+            pages.append(live.watch(lambda: True, is_known=True))
         assert await anext(pages[0])
         assert await anext(pages[1])
         assert [each async for each in pages[2]] == []
         with pytest.raises(OverloadedError):
-            live.check_room()
+            live.check_room(is_known=True)
         await pages[0].aclose()
-        live.check_room()
+        live.check_room(is_known=True)
+        live.close()
+
+
+@pytest.mark.attack("O7")
+async def test_strangers_leave_places_to_those_who_have_logged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. of five places a stranger takes the only one that is not kept; 2. the next is told to log in, or ends at once
+    3. who has logged in finds room
+    """
+    monkeypatch.setattr("hub.api.dashboard.live.MOST_WATCHERS", 5)
+    async with asyncio.timeout(30.0), running_hub(FakeReplica()) as omni:
+        live = LiveSnapshots(omni, AwayRegistry(), "test", RecentEvents())
+        strangers = [live.watch(lambda: True, is_known=False) for _ in range(2)]
+        assert await anext(strangers[0])
+        assert [each async for each in strangers[1]] == []
+        with pytest.raises(OverloadedError, match="1 pages look at this dashboard already: close one, or log in"):
+            live.check_room(is_known=False)
+        live.check_room(is_known=True)
+        assert await anext(live.watch(lambda: True, is_known=True))
         live.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import shlex
 from collections.abc import AsyncIterator
@@ -120,3 +121,16 @@ async def test_a_name_that_is_sent_with_its_slash_is_found_and_an_empty_one_is_n
         answers = [await http.get(f"{hub.address}/v1/models/{name}") for name in ("org/everything", "")]
     assert [each.status_code for each in answers] == [200, 404]
     assert answers[1].json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.attack("O6")
+async def test_requests_for_another_protocol_are_served_and_are_one_line_of_the_log(
+    hub: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn's is a line for each, of anybody without a key, without end."""
+    caplog.set_level(logging.INFO)
+    async with httpx.AsyncClient(headers={"Connection": "Upgrade", "Upgrade": "h2c"}) as http:
+        answers = [await http.get(f"{hub.address}/health") for _ in range(5)]
+    assert [each.json() for each in answers] == [{"status": "ok"}] * 5
+    lines = [each.getMessage() for each in caplog.records if "upgrade" in each.getMessage().lower()]
+    assert lines == ["http.no_upgrade client=127.0.0.1: it asked for another protocol than WebSocket"]

@@ -508,3 +508,41 @@ async def test_settings_are_changed_the_more_slowly_the_larger_they_are(hub: Ser
         for _ in range(4):
             await hear(connection, "session.updated")
         assert loop.time() - began_s >= 1.4
+
+
+@pytest.mark.attack("O4")
+async def test_events_are_read_the_more_slowly_the_more_they_have_shown(hub: Served) -> None:
+    """An event of 60 bytes shows an item of 2.4 MB: one each 0.6 s. What shows little is read at once."""
+    async with plain(hub, max_size=None) as connection:
+        loop = asyncio.get_running_loop()
+        await connection.send(_message("x" * 2_400_000, id="large"))
+        await hear(connection, "conversation.item.done")
+        began_s = loop.time()
+        for _ in range(4):
+            await connection.send('{"type": "conversation.item.retrieve", "item_id": "large"}')
+        for _ in range(4):
+            await hear(connection, "conversation.item.retrieved")
+        assert loop.time() - began_s >= 1.8
+    async with plain(hub) as connection:
+        await connection.send(_message("x", id="small"))
+        began_s = loop.time()
+        for _ in range(100):
+            await connection.send('{"type": "conversation.item.retrieve", "item_id": "small"}')
+        for _ in range(100):
+            await hear(connection, "conversation.item.retrieved")
+        # A pause for each would be 5 s.
+        assert loop.time() - began_s < 4
+
+
+@pytest.mark.attack("O4")
+async def test_settings_of_one_response_are_looked_through_as_slowly_as_the_sessions(hub: Served) -> None:
+    """Those of a response that fails, too."""
+    async with plain(hub, max_size=None) as connection:
+        loop = asyncio.get_running_loop()
+        response = {"instructions": "x" * 500_000, "tool_choice": "required"}
+        asked = {"type": "response.create", "response": response}
+        began_s = loop.time()
+        for _ in range(4):
+            await connection.send(json.dumps(asked))
+            await hear(connection, "error")
+        assert loop.time() - began_s >= 1.4

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -122,3 +125,35 @@ def test_without_the_wheel_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 def test_starting_twice_is_refused() -> None:
     with EmbeddedEtcd() as etcd, pytest.raises(EmbeddedEtcdError, match="already"):
         etcd.start()
+
+
+@pytest.mark.attack("O10")
+def test_whose_folder_has_gone_says_so_once_and_goes_on_once_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    """1. the folder is removed, as by something that cleans /tmp, and etcd ends: it can't be started
+    2. it is tried again, the later the more often, and the log has one line
+    3. the folder is made again: etcd is, too
+    """
+    tries: list[float] = []
+    with EmbeddedEtcd() as etcd:
+        spawn = etcd._spawn
+
+        def counted(binary: Path, folder: Path) -> subprocess.Popen[bytes]:
+            tries.append(time.monotonic())
+            return spawn(binary, folder)
+
+        etcd._spawn = counted  # type: ignore[method-assign]
+        folder = Path(f"/proc/{etcd.pid}/cwd").readlink()
+        shutil.rmtree(folder)
+        os.kill(etcd.pid, signal.SIGKILL)
+        wait_for("no third try", lambda: len(tries) == 3)
+        folder.mkdir(mode=0o700)
+        wait_for("no etcd", lambda: etcd.pid)
+        wait_for("no line", lambda: len(events_in(caplog)) == 2)
+    assert events_in(caplog) == ["embedded_etcd.not_restarted", "embedded_etcd.restarting"]
+    # Each pause is twice the last; half a second each, it would be tried on for ever.
+    assert tries[2] - tries[1] >= 1.9
+
+
+def events_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    return [line.split()[0] for line in lines if line.startswith("embedded_etcd.")]

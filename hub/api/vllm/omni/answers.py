@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from hub.api.errors import NotServedError, error_response
 from hub.api.generation.running import stale_header
 from hub.api.vllm import fan_out
-from hub.api.vllm.body import Body, check_body
+from hub.api.vllm.body import Body, check_body, checked_aside
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.media import CHATS, split_files
 from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
@@ -133,8 +133,9 @@ class _CheckedFrames:
         frame = message.get("text") if message["type"] == "websocket.receive" else None
         if frame is not None:
             try:
-                check_body(frame.encode())
-                refused = refusal_of_request(decoded(frame.encode()))
+                whole = frame.encode()
+                await checked_aside(check_body, whole)
+                refused = refusal_of_request(decoded(whole))
             except InvalidRequestError as error:
                 refused = str(error)
             if refused:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hub.api.docs_page import HEADERS, docs_page
+from hub.api import docs_page
+from hub.api.docs_page import HEADERS, DocsPage
 from hub.api.openapi import openapi
 
 #: What makes a browser run or fetch something.
@@ -38,7 +39,7 @@ class Seen(HTMLParser):
 
 
 def page_of(title: str = "speaker", host: str = "hub:8000") -> str:
-    return docs_page(openapi(title), "http", host)
+    return DocsPage(openapi(title)).of("http", host)
 
 
 def test_the_page_has_no_script_and_nothing_from_elsewhere() -> None:
@@ -90,3 +91,17 @@ def test_fields_that_are_only_tolerated_are_listed_apart_and_needed_ones_come_fi
     assert "<code>tools</code> (null, [])" in chat[1].split("taken only with these values")[1]
     assert re.findall(r"<td><code>(.*?)</code>", chat[1])[0] == "messages"
     assert "messages needed" in chat[1]
+
+
+@pytest.mark.attack("O3")
+def test_a_page_is_made_once_and_no_request_makes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six connections that asked for it without end took the hub's loop for themselves."""
+    hosts = {"hub:8000": "http://hub:8000", "[fe80::1]:9": "'http://[fe80::1]:9", "": "http://localhost:8000"}
+    pages = DocsPage(openapi("speaker"))
+    anew = {host: docs_page._page(openapi("speaker"), address.strip("'")) for host, address in hosts.items()}
+    monkeypatch.setattr(docs_page, "_page", None)
+    for host, address in hosts.items():
+        page = pages.of("http", host)
+        assert page == anew[host]
+        assert f"<pre>curl {address}/v1/models" in unescape(page)
+    assert pages.of("https", "hub:8000") == anew["hub:8000"].replace("http://hub", "https://hub")

@@ -14,6 +14,7 @@ from omni_discovery.inputs.answer_form import (
     MAX_COUNT,
     MAX_FORM,
     MAX_OPTIONAL,
+    MAX_PARTS,
     MAX_REPEATED,
     MAX_TEXT,
     check_answer_form,
@@ -219,3 +220,14 @@ def test_what_was_found_of_a_form_is_known_for_the_next_answer(monkeypatch: pyte
         with pytest.raises(InvalidRequestError, match="first: maxLength"):
             check_schema("first", {"maxLength": 1 << 20, "title": "refused once"})
     assert walked == ["first"]
+
+
+@pytest.mark.attack("O2")
+@pytest.mark.parametrize("is_text", [False, True])
+def test_a_form_of_thousands_of_empty_lists_is_refused(is_text: bool) -> None:
+    """Each costs as much as a dozen characters; those in texts of schemas count with the others."""
+    many = [[]] * (MAX_PARTS // 2)
+    tag = {"schema": json.dumps(many)} if is_text else {"schema": many}
+    check_answer_form("form", {"structural_tag": [tag]})
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_PARTS} lists and objects"):
+        check_answer_form("form", {"structural_tag": [tag, tag]})

@@ -1,4 +1,4 @@
-"""How many lists and objects a body holds, without decoding it."""
+"""How many lists, objects and values a body holds, without decoding it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.containers import MAX_CONTAINERS, _containers_in, check_containers
+from omni_discovery.inputs.containers import MAX_CONTAINERS, MAX_VALUES, _number_of, check_containers, check_values
 
 
 @pytest.mark.attack("D5")
@@ -36,5 +36,18 @@ def test_a_prompt_full_of_brackets_is_fine() -> None:
     ],
 )
 def test_brackets_in_strings_are_not_counted(value: Any, count: int) -> None:
-    assert _containers_in(json.dumps(value).encode()) == count
-    assert _containers_in(json.dumps(value, indent=1, ensure_ascii=False).encode()) == count
+    assert _number_of(b"[{", json.dumps(value).encode()) == count
+    assert _number_of(b"[{", json.dumps(value, indent=1, ensure_ascii=False).encode()) == count
+
+
+@pytest.mark.attack("O5")
+@pytest.mark.parametrize("many", [b"1," * (MAX_VALUES + 1), b'"a",' * (MAX_VALUES + 1), b'"a":{},' * (MAX_VALUES + 1)])
+def test_a_body_of_too_many_values_is_refused(many: bytes) -> None:
+    """Four million token ids fit into 8 MiB, and take the loop for seconds once they are decoded."""
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_VALUES} values"):
+        check_values(b'{"prompt":[' + many + b"1]}")
+
+
+def test_as_many_token_ids_as_a_request_may_have_and_texts_full_of_commas_are_fine() -> None:
+    check_values(b'{"prompt":[' + b"1," * (MAX_VALUES - 1) + b"1]}")
+    check_values(json.dumps({"prompt": ',", \\",' * MAX_VALUES, "max_tokens": 1}).encode())

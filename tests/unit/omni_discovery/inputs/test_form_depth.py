@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -177,3 +178,19 @@ def test_references_that_count_from_many_places_are_bounded(ref: str) -> None:
         schema = {"id": "x", "a": schema}
     with pytest.raises(InvalidRequestError, match=r"\$ref"):
         check_levels("form", schema)
+
+
+@pytest.mark.attack("O2")
+def test_a_long_reference_is_read_once_wherever_it_counts_from() -> None:
+    """Its escapes were read again for each place above it with an id: 62 KB below 58 of them took 170 ms."""
+
+    def cost_s(ids: int) -> float:
+        schema: dict[str, Any] = {"$ref": "#/" + "%41" * 20_000}
+        for place in range(58):
+            schema = {"id" if place < ids else "title": "x", "a": schema}
+        begun_s = time.process_time()
+        check_levels("form", schema)
+        return time.process_time() - begun_s
+
+    few_s, many_s = (min(cost_s(ids) for _ in range(5)) for ids in (1, 58))
+    assert many_s < 10 * few_s

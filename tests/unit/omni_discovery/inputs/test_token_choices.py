@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.token_choices import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, check_token_choices
+from omni_discovery.inputs.token_choices import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_COMPARED_TOKENS,
+    MAX_PATTERN_TOKENS,
+    check_token_choices,
+)
 
 
 @pytest.mark.attack("L4")
@@ -24,9 +30,24 @@ def test_words_and_tokens_that_cost_too_much_are_refused(params: dict[str, Any],
         check_token_choices(params, answers)
 
 
+@pytest.mark.attack("O1")
+@pytest.mark.parametrize(
+    ("size", "count"), [(MAX_PATTERN_TOKENS + 1, 2), (1 << 30, 2), (MAX_PATTERN_TOKENS, 17), (1, 2049), (1, 1 << 30)]
+)
+def test_patterns_that_take_long_to_look_for_are_refused(size: int, count: int) -> None:
+    """The engine's step compares the answer's tokens in Python: minutes a step, for patterns of any length."""
+    with pytest.raises(InvalidRequestError, match="'max_pattern_size' may be 128"):
+        check_token_choices({"repetition_detection": {"max_pattern_size": size, "min_count": count}})
+
+
 @pytest.mark.parametrize(
     "params",
     [
+        {"repetition_detection": {"max_pattern_size": MAX_PATTERN_TOKENS, "min_pattern_size": 9, "min_count": 16}},
+        {"repetition_detection": {"max_pattern_size": 1, "min_count": MAX_COMPARED_TOKENS}},
+        # The engine refuses these by their types.
+        {"repetition_detection": {"max_pattern_size": "9", "min_count": [7]}},
+        {"repetition_detection": 7},
         {"bad_words": ["a" * (MAX_BAD_WORDS // 16)], "allowed_token_ids": list(range(9))},
         {"bad_words": None, "allowed_token_ids": None},
         # The engine refuses these by their types.

@@ -147,6 +147,23 @@ async def test_a_page_that_dns_leads_here_is_refused_before_its_key_is_looked_at
     assert (await guarded.ask("/", "a-key")).status_code == 200
 
 
+@pytest.mark.attack("O7")
+async def test_what_a_page_of_another_origin_loads_is_refused_and_a_link_to_the_page_is_not() -> None:
+    """Pictures of its own by the address of an open dashboard's stream took all places of that."""
+    guarded = Guarded(Locks())
+    guarded.app = OwnHostOnly(guarded.app, ["hub"], ["/page"])  # type: ignore[assignment]
+    transport = httpx.ASGITransport(guarded.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://hub") as http:
+        for site, path, status in (
+            ("cross-site", "/live", 403),
+            ("same-site", "/live", 403),
+            ("cross-site", "/page", 200),
+            ("same-origin", "/live", 200),
+        ):
+            assert (await http.get(path, headers={"Sec-Fetch-Site": site})).status_code == status
+        assert (await http.get("/live")).status_code == 200
+
+
 async def test_who_is_inside_learns_that_the_key_was_taken_back() -> None:
     ring = KeyRing(from_etcd=True)
     ring.replace({"alice": read_key("alice", "a-key", "x").digest})

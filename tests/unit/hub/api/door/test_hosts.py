@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hub.api.door.hosts import means_this_host
+from hub.api.door.hosts import comes_from_elsewhere, means_this_host
 
 NAMES = ("gpu-7.example", "Admin-Host")
 
@@ -37,3 +37,16 @@ def test_addresses_localhost_and_given_names_are_this_host(host: str) -> None:
 )
 def test_any_other_name_and_a_page_of_another_origin_is_not(headers: list[tuple[bytes, bytes]]) -> None:
     assert not means_this_host(headers, NAMES)
+
+
+@pytest.mark.attack("O7")
+@pytest.mark.parametrize(
+    ("site", "is_elsewhere"),
+    [(b"cross-site", True), (b"Same-Site", True), (b"", True), (b"same-origin", False), (b"none", False)],
+)
+def test_a_browser_says_that_another_origins_page_asks_and_a_program_says_nothing(
+    site: bytes, is_elsewhere: bool
+) -> None:
+    """A page at another port of the same host is of the same site, and of another origin."""
+    assert comes_from_elsewhere([(b"host", b"localhost"), (b"sec-fetch-site", site)]) is is_elsewhere
+    assert not comes_from_elsewhere([(b"host", b"localhost"), (b"sec-fetch-mode", b"navigate")])

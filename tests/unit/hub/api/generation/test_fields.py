@@ -64,6 +64,15 @@ def test_bad_words_count_for_each_answer_wherever_they_are_asked_for() -> None:
             stage_params(TRIO, fields, fields.text_params(), answers=3)
 
 
+@pytest.mark.attack("O1")
+def test_patterns_that_take_long_to_look_for_are_refused_at_the_hub() -> None:
+    """A request that no replica may run is not sent to one."""
+    asked = {"repetition_detection": {"max_pattern_size": 1 << 30, "min_count": 2}}
+    fields = msgspec.convert({"sampling_params_list": [None, asked]}, TextFields)
+    with pytest.raises(InvalidRequestError, match="repetition_detection: "):
+        stage_params(TRIO, fields, fields.text_params())
+
+
 def test_what_asks_for_nothing_reaches_no_stage() -> None:
     """Clients send such values to every model, and a stage may refuse what it does not know."""
     assert msgspec.convert(NOTHING, TextFields).text_params() == {}

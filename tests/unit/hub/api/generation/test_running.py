@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hub.api.exchange import Exchange
-from hub.api.generation.running import Ask, Came, Generation
+from hub.api.generation.running import Ask, Came, Generation, Route
+from tests.support.hub_fakes import ONE_STAGE, deploy_of
 
 
 class _Omni:
@@ -50,3 +52,18 @@ async def test_others_get_a_turn_of_the_loop_between_two_answers_of_one_request(
         counting.cancel()
     assert sorted(came) == list(range(16))
     assert len(set(omni.began_in)) == 16
+
+
+@pytest.mark.attack("O8")
+async def test_companions_count_for_what_a_client_may_have_under_way() -> None:
+    """Each is a request of its own to the first stage: 16 answers with eight of them are 144."""
+    charged: list[int] = []
+    omni: Any = _Omni()
+    omni.rejections = SimpleNamespace(counted=nullcontext)
+    request: Any = SimpleNamespace(receive=_never, headers={})
+    fields: Any = SimpleNamespace(timeout=None, priority=0, async_chunk=None)
+    route, came = Route(omni, deploy_of(ONE_STAGE), "test"), Came(request, Exchange(), 0.0)
+    came.exchange.charge = charged.append
+    for asks in ([Ask({}, {})], [Ask({}, {}, None, {"no": {"prompt": "x"}, "yes": {"prompt": "y"}})] * 2):
+        await route.generation(came, fields, asks).close()
+    assert charged == [0, 5]

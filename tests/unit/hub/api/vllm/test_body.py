@@ -1,0 +1,70 @@
+"""What a body to vLLM's server may cost to be checked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from hub.api.vllm.body import check_body, checked_aside
+from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
+
+
+def form_of(size: int, name: str) -> dict[str, Any]:
+    """A form that takes steps, and has about so many characters."""
+    schema: dict[str, Any] = {"$ref": "#/" + "%41" * (size // 3), "const": name}
+    for _ in range(58):
+        schema = {"id": "a", "properties": schema}
+    return schema
+
+
+def body_of(size: int, tools: int = 4) -> bytes:
+    """A body with all kinds of forms, each of about so many characters."""
+    asked = {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": form_of(size, "r")}},
+        "text": form_of(size, "t"),
+        "output_config": form_of(size, "o"),
+        "structured_outputs": {"json": form_of(size, "j"), "structural_tag": form_of(size, "s")},
+        "tools": [{"function": {"name": f"f{each}", "parameters": form_of(size, "p")}} for each in range(tools)],
+    }
+    return json.dumps({"messages": [], **asked}).encode()
+
+
+@pytest.mark.attack("O2")
+def test_all_forms_of_a_body_have_one_budget() -> None:
+    """Each was checked up to its own bounds: nine took the hub's loop 1.7 s, again for each request."""
+    check_body(body_of(20_000))
+    with pytest.raises(InvalidRequestError, match=r"^tools\[0\]: with this one the forms and tools .* too many"):
+        check_body(body_of(MAX_FORM - 4000))
+    text = json.dumps([[]] * 5000)
+    with pytest.raises(InvalidRequestError, match=r"^tools\[\d\]: with this one"):
+        check_body(json.dumps({"tools": [{"schema": text}] * 9}).encode())
+
+
+def test_tools_that_were_served_before_and_one_more_form_are_fine() -> None:
+    """128 functions of 2 KB each, as MCP servers have them."""
+    field = {"type": "string", "description": "what the letters of this argument say to the function"}
+    parameters = {"type": "object", "properties": {f"argument_{each}": field for each in range(18)}, "required": []}
+    tools = [{"type": "function", "function": {"name": f"f{each}", "parameters": parameters}} for each in range(100)]
+    form = {"json": {"type": "object", "properties": {f"property_{each}": {"type": "number"} for each in range(90)}}}
+    body = json.dumps({"tools": tools, "structured_outputs": form}).encode()
+    assert MAX_COST // 2 < len(body) < MAX_COST
+    check_body(body)
+
+
+@pytest.mark.attack("O2")
+@pytest.mark.parametrize(("size_bytes", "is_aside"), [(100, False), (100_000, True)])
+def test_a_large_body_is_checked_beside_the_loop(size_bytes: int, is_aside: bool) -> None:
+    seen: list[threading.Thread] = []
+
+    def check(_: bytes) -> None:
+        seen.append(threading.current_thread())
+        raise InvalidRequestError("no")
+
+    with pytest.raises(InvalidRequestError, match="no"):
+        asyncio.run(checked_aside(check, b"{" * size_bytes))
+    assert [each is not threading.current_thread() for each in seen] == [is_aside]
