@@ -1,0 +1,212 @@
+"""The judge: the histories of clients, hubs, replicas and the registry, and the rules that they must keep.
+
+What the right answer of a request is, is known beforehand: the echo of its prompt, by every stage.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from hub.api.errors import describe
+from omni_discovery.errors import OmniError, OverloadedError
+from tests.simulation.plan import Ask
+
+if TYPE_CHECKING:
+    from hub.replicas.events import Answered
+    from tests.simulation.hub import SimHub
+    from tests.simulation.replica import SimReplica, SimServer
+    from tests.simulation.world import World
+
+#: How much later than its deadline a request may end.
+_LATE_S: Final = 1.0
+#: How long the hubs may take to notice that a replica is well again.
+_KNOWN_S: Final = 25.0
+_SECRET: Final = "xyzzy"
+
+
+@dataclass(eq=False)
+class Case:
+    """One request, as its client saw it."""
+
+    number: int
+    ask: Ask
+    name: str
+    prompt: str
+    asked_s: float
+    hub: SimHub | None
+    is_probe: bool
+    #: Text by stage.
+    text: dict[int, str] = field(default_factory=dict)
+    finished: list[int] = field(default_factory=list)
+    summaries: int = 0
+    ends: list[str] = field(default_factory=list)
+    has_left: bool = False
+    error: OmniError | None = None
+
+
+class Judge:
+    """Collects violations, each as one line that begins with the name of its rule."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.violations: list[str] = []
+        self.ends: Counter[str] = Counter()
+        self.open_asks: dict[int, Case] = {}
+        self.last_deadline_s = 0.0
+        self.expected_errors = 0
+        #: Until when a host counts as disturbed.
+        self._disturbed_until_s: dict[str, float] = {}
+        self._disturbances = 0
+
+    # ---- what happens
+
+    def violate(self, rule: str, text: str) -> None:
+        line = f"{rule}: {text} (at {self._world.now_s:.3f} s)"
+        if len(self.violations) < 20:
+            self.violations.append(line)
+
+    def defect(self, text: str) -> None:
+        self.violate("liveness", text)
+
+    def unhandled(self, context: dict[str, Any]) -> None:
+        self.violate("bug", f"{context.get('message')}: {context.get('exception')!r}")
+
+    def logged(self, record: logging.LogRecord) -> None:
+        event = record.getMessage().split("\n")[0][:300]
+        known = ("engine.died", "replica.engine_dead", "replica.hopeless")
+        if event.startswith(known):
+            return
+        cause = "" if not record.exc_info else f" {record.exc_info[1]!r}"
+        self.violate("bug", f"an error in the log: {event}{cause}")
+
+    def disturbed(self, host: str, for_s: float = 0.0) -> None:
+        """Something is done to a host, for so long."""
+        until_s = self._world.now_s + for_s
+        self._disturbances += 1
+        self._disturbed_until_s[host] = max(self._disturbed_until_s.get(host, 0.0), until_s)
+
+    def hub_died(self, hub: SimHub) -> None:
+        """Its clients see their connections break."""
+        for case in [case for case in self.open_asks.values() if case.hub is hub]:
+            self.ended(case, "hub died")
+
+    # ---- requests
+
+    def asked(self, number: int, ask: Ask, hub: SimHub | None, *, is_probe: bool) -> Case:
+        name = f"r{number}"
+        prompt = " ".join(f"{_SECRET}{number}-{word}" for word in range(ask.words))
+        case = Case(number, ask, name, prompt, self._world.now_s, hub, is_probe)
+        self.open_asks[number] = case
+        self.last_deadline_s = max(self.last_deadline_s, self._world.now_s + ask.timeout_s)
+        self._world.note("asked", name)
+        return case
+
+    def shown(self, case: Case, output: Any) -> None:
+        if case.ends:
+            self.violate("once", f"{case.name} got output behind its end")
+        if output.is_summary:
+            case.summaries += 1
+            return
+        if output.finish_reason is not None:
+            case.finished.append(output.stage_id)
+        case.text[output.stage_id] = case.text.get(output.stage_id, "") + output.text
+        self._world.note("shown", case.name, output.stage_id, output.text)
+        if not case.prompt.startswith(case.text[output.stage_id]):
+            self.violate(
+                "answer", f"{case.name} stage {output.stage_id} shows {case.text[output.stage_id][-60:]!r}, a wrong answer"
+            )
+
+    def ended(self, case: Case, how: str, error: OmniError | None = None) -> None:
+        world = self._world
+        case.ends.append(how)
+        case.error = error
+        self.open_asks.pop(case.number, None)
+        if len(case.ends) > 1:
+            self.violate("once", f"{case.name} ended {len(case.ends)} times: {case.ends}")
+        late_s = world.now_s - case.asked_s - case.ask.timeout_s
+        if late_s > _LATE_S and how in ("ok", "error") and not self._was_disturbed(case.hub, case):
+            self.violate("deadline", f"{case.name} ended {late_s:.1f} s behind its deadline: {how} {error!r}")
+        if how == "ok":
+            self._check_answer(case)
+        elif error is not None:
+            how = str(describe(error)[0])
+            self._check_error(case, error, int(how))
+        if case.is_probe and how != "ok":
+            self.violate("liveness", f"{case.name}, asked when all was well, ended with {how}: {error!r}")
+        self.ends[how] += 1
+        world.note("ended", case.name, how)
+
+    def _check_answer(self, case: Case) -> None:
+        stages = list(range(len(self._world.plan.stages)))
+        wrong = [stage for stage in stages if case.text.get(stage, "").rstrip() != case.prompt]
+        if wrong:
+            short = {stage: case.text.get(stage, "")[-40:] for stage in wrong}
+            self.violate("answer", f"{case.name} ended well with another answer: {short}, not {case.prompt[-40:]!r}")
+        if sorted(case.finished) != stages or case.summaries != 1:
+            self.violate("once", f"{case.name}: stages ended {case.finished}, {case.summaries} summaries")
+
+    def _check_error(self, case: Case, error: OmniError, status: int) -> None:
+        if isinstance(error, OverloadedError):
+            if not error.retry_after_s > 0:
+                self.violate("retry-after", f"{case.name} is refused without a time to come back")
+            return
+        if status == 504 or status < 500:
+            if status < 500:
+                self.violate("5xx", f"{case.name}, a good request, got {status}: {error}")
+            return
+        if case.hub is None or self._was_disturbed(case.hub, case):
+            return
+        if all(self._was_served(stage, case) for stage in range(len(self._world.plan.stages))):
+            self.violate("5xx", f"{case.name} got {status} while a replica of each stage and the hub lived: {error}")
+
+    def _was_disturbed(self, hub: SimHub | None, case: Case) -> bool:
+        return hub is None or self._disturbed_until_s.get(hub.process.host, -1e9) > case.asked_s - _KNOWN_S
+
+    def _was_served(self, stage: int, case: Case) -> bool:
+        """Whether one replica of the stage lived all the time, and before for long enough to be known."""
+        since_s = case.asked_s - _KNOWN_S
+        for supervisor in self._world.supervisors:
+            replica = supervisor.replica
+            if supervisor.stage_id != stage or replica is None or not replica.takes_work:
+                continue
+            is_old = replica.up_at_s is not None and replica.up_at_s < since_s
+            if is_old and self._disturbed_until_s.get(supervisor.host, -1e9) < since_s:
+                return True
+        return False
+
+    # ---- hubs, replicas, registry
+
+    def answer_taken(self, hub: SimHub, event: Answered) -> None:
+        """A hub has let an answer of a replica in."""
+        client, message = event.client, event.message
+        if not client._session.knows_epoch(message.epoch):
+            self.violate("epoch", f"{hub.hub_id} took a frame of epoch {message.epoch} from {client.info.name}")
+
+    def turn_taken(self, server: SimServer) -> None:
+        used, unspent = server.credits
+        capacity = server._sessions._state.capacity()
+        if unspent and used + unspent > capacity:
+            self.violate("slots", f"{used} slots in use and {unspent} lent, of {capacity}")
+
+    def drain_acknowledged(self, replica: SimReplica) -> None:
+        return
+
+    def written(self, key: str, value: bytes) -> None:
+        if _SECRET.encode() in value:
+            self.violate("secret", f"{key} holds a prompt")
+
+    def final_look(self) -> None:
+        """At rest: views are the registry, and nothing is in the registry that does not live."""
+        world = self._world
+        prefix = f"/omni/v1/{world.namespace}/replicas/"
+        listed = {key for key in world.etcd.keys() if key.startswith(prefix)}
+        alive = {f"{prefix}{each.name}" for each in world.live_replicas()}
+        if listed != alive:
+            self.violate("views", f"registered {sorted(listed)}, alive {sorted(alive)}")
+        for hub in world.live_hubs():
+            shown = {f"{prefix}{stage}/{number}" for stage, number in hub.shown_replicas()}
+            if shown != listed:
+                self.violate("views", f"{hub.hub_id} shows {sorted(shown)}, registered {sorted(listed)}")
