@@ -79,11 +79,13 @@ class SimHub:
         """What is kept of requests; all 0 when there are none."""
         orchestrator = self.omni._orchestrator
         assert orchestrator is not None
+        clients = orchestrator._membership.clients.values()
         pools = [pool.core for pool in self.omni.releases.every]
         return {
             "queues": len(self.omni._queues),
             "ids": len(self.omni._inner_ids),
             "requests": len(orchestrator.request_states),
+            "open aborts": sum(client.has_open_aborts for client in clients),
             "backlog": len(self.omni._admission.backlog),
             "bindings": sum(len(pool.members.in_flight(addr)) for pool in pools for addr in pool.members.entries),
         }

@@ -6,7 +6,7 @@ What the right answer of a request is, is known beforehand: the echo of its prom
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hub.replicas.events import Answered
     from tests.simulation.hub import SimHub
     from tests.simulation.replica import SimReplica, SimServer
+    from tests.simulation.virtual_time import Process
     from tests.simulation.world import World
 
 #: How much later than its deadline a request may end.
@@ -25,6 +26,12 @@ _LATE_S: Final = 1.0
 #: How long the hubs may take to notice that a replica is well again.
 _KNOWN_S: Final = 25.0
 _SECRET: Final = "xyzzy"
+#: How often in a row a client that keeps to Retry-After may be refused.
+MOST_REFUSED: Final = 6
+#: Writes of one record in ten seconds: two loads a second, and changes of its status.
+_MOST_WRITES: Final = 20 + 15
+#: Beats in ten seconds, by all hubs together.
+_MOST_BEATS: Final = 200 + 20
 
 
 @dataclass(eq=False)
@@ -44,6 +51,8 @@ class Case:
     summaries: int = 0
     ends: list[str] = field(default_factory=list)
     has_left: bool = False
+    #: How often this client was refused before, in a row.
+    refused: int = 0
     error: OmniError | None = None
 
 
@@ -57,6 +66,11 @@ class Judge:
         self.open_asks: dict[int, Case] = {}
         self.last_deadline_s = 0.0
         self.expected_errors = 0
+        #: Replicas whose drain was acknowledged, and when.
+        self._acknowledged: dict[SimReplica, float] = {}
+        #: When each record was written lately.
+        self._written: dict[str, deque[float]] = {}
+        self._tasks: dict[Process, int] = {}
         #: Until when a host counts as disturbed.
         self._disturbed_until_s: dict[str, float] = {}
         self._disturbances = 0
@@ -76,7 +90,7 @@ class Judge:
 
     def logged(self, record: logging.LogRecord) -> None:
         event = record.getMessage().split("\n")[0][:300]
-        known = ("engine.died", "replica.engine_dead", "replica.hopeless")
+        known = ("engine.died", "replica.engine_dead", "replica.hopeless", "request.poisonous")
         if event.startswith(known):
             return
         cause = "" if not record.exc_info else f" {record.exc_info[1]!r}"
@@ -95,10 +109,10 @@ class Judge:
 
     # ---- requests
 
-    def asked(self, number: int, ask: Ask, hub: SimHub | None, *, is_probe: bool) -> Case:
+    def asked(self, number: int, ask: Ask, hub: SimHub | None, *, is_probe: bool, refused: int) -> Case:
         name = f"r{number}"
         prompt = " ".join(f"{_SECRET}{number}-{word}" for word in range(ask.words))
-        case = Case(number, ask, name, prompt, self._world.now_s, hub, is_probe)
+        case = Case(number, ask, name, prompt, self._world.now_s, hub, is_probe, refused=refused)
         self.open_asks[number] = case
         self.last_deadline_s = max(self.last_deadline_s, self._world.now_s + ask.timeout_s)
         self._world.note("asked", name)
@@ -152,6 +166,8 @@ class Judge:
         if isinstance(error, OverloadedError):
             if not error.retry_after_s > 0:
                 self.violate("retry-after", f"{case.name} is refused without a time to come back")
+            if case.refused == MOST_REFUSED:
+                self.violate("retry-after", f"{case.name} came back when it was told to, and was refused each time")
             return
         if status == 504 or status < 500:
             if status < 500:
@@ -192,14 +208,37 @@ class Judge:
             self.violate("slots", f"{used} slots in use and {unspent} lent, of {capacity}")
 
     def drain_acknowledged(self, replica: SimReplica) -> None:
-        return
+        """Every hub has said that it sends the replica nothing more."""
+        self._acknowledged[replica] = self._world.now_s
+
+    def submitted(self, replica: SimReplica, hub_id: str, message: Any, sent_at_s: float) -> None:
+        """A request has reached a replica."""
+        acknowledged_s = self._acknowledged.get(replica)
+        if acknowledged_s is not None and sent_at_s > acknowledged_s:
+            text = f"{hub_id} sent {message.request_id} to {replica.name} behind the acknowledgement of its drain"
+            self.violate("drain", text)
 
     def written(self, key: str, value: bytes) -> None:
+        """The registry holds another value of a key."""
         if _SECRET.encode() in value:
             self.violate("secret", f"{key} holds a prompt")
+        kind, now_s = key.split("/")[4], self._world.now_s
+        most = {"replicas": _MOST_WRITES, "beats": _MOST_BEATS}.get(kind)
+        if most is None:
+            return
+        written = self._written.setdefault("beats" if kind == "beats" else key, deque())
+        written.append(now_s)
+        while written[0] < now_s - 10.0:
+            written.popleft()
+        if len(written) == most + 1:
+            self.violate("budget", f"{key} was written {len(written)} times in ten seconds")
+
+    def cluster_is_up(self, tasks: dict[Process, int]) -> None:
+        """Nothing was asked yet: so many tasks each process needs."""
+        self._tasks = tasks
 
     def final_look(self) -> None:
-        """At rest: views are the registry, and nothing is in the registry that does not live."""
+        """At rest: views are the registry, nothing is there that does not live, and processes are as they were."""
         world = self._world
         prefix = f"/omni/v1/{world.namespace}/replicas/"
         listed = {key for key in world.etcd.keys() if key.startswith(prefix)}
@@ -210,3 +249,11 @@ class Judge:
             shown = {f"{prefix}{stage}/{number}" for stage, number in hub.shown_replicas()}
             if shown != listed:
                 self.violate("views", f"{hub.hub_id} shows {sorted(shown)}, registered {sorted(listed)}")
+        hubs = {key.rpartition("/")[2] for key in world.etcd.keys() if key.startswith(f"/omni/v1/{world.namespace}/hubs/")}
+        if hubs != {hub.hub_id for hub in world.live_hubs()}:
+            self.violate("views", f"hubs {sorted(hubs)} are registered")
+        for process, count in world.task_counts().items():
+            kind = process.name.partition("-")[0]
+            usual = max(before for each, before in self._tasks.items() if each.name.startswith(kind))
+            if count > usual + 1:
+                self.violate("liveness", f"{process.name} has {count} tasks at rest, not {usual}")

@@ -41,7 +41,13 @@ class Network:
         #: Frames that arrived, for the digest of a run.
         self.delivered = 0
 
-    def new_port(self) -> int:
+    def new_port(self, process: Process) -> int:
+        """A free port; with ``reuses_ports``, the lowest that is free on the host, as after a restart."""
+        if self._world.plan.reuses_ports:
+            port = 20_000
+            while f"tcp://{process.host}:{port}" in self.listeners:
+                port += 1
+            return port
         self._next_port += 1
         return self._next_port
 
@@ -208,7 +214,8 @@ class SimConnection:
         if pipe.sides["hub"].in_flight >= min(self._config.send_queue, 4 * _IN_FLIGHT):
             raise QueueFullError("the send queue is full")
         head, router, identity = b"".join(frames), pipe.router, self._identity.encode()
-        pipe.send("hub", lambda: router.frame_arrived(identity, head))
+        sent_at_s = self._world.now_s
+        pipe.send("hub", lambda: router.frame_arrived(identity, head, sent_at_s))
 
     def reconnect_if_due(self, now_s: float) -> None:
         """ZMQ's own attempts go on; one that hangs is begun again."""
@@ -285,9 +292,12 @@ class SimRouter:
         self.peers = Peers(has_keys=False)
         self.socket = self
         self.listener = None
-        self.port = world.network.new_port()
+        #: A process may get the ports of one that was there before.
+        self.port = world.network.new_port(process)
+        #: When the frame that was received last was sent.
+        self.frame_sent_at_s = 0.0
         world.network.listeners[f"tcp://{process.host}:{self.port}"] = self
-        self._inbox: deque[tuple[bytes, bytes]] = deque()
+        self._inbox: deque[tuple[bytes, bytes, float]] = deque()
         self._pipes: dict[str, Pipe] = {}
         #: Called when a frame has come.
         self.on_frame: Callable[[], None] = lambda: None
@@ -299,7 +309,7 @@ class SimRouter:
     def receive_frame(self) -> tuple[Any, bytes]:
         if not self._inbox:
             raise zmq.Again
-        routing_id, head = self._inbox.popleft()
+        routing_id, head, self.frame_sent_at_s = self._inbox.popleft()
         known = self.peers.known.get(routing_id)
         return (known or self.peers.identify_peer(routing_id, tuple)), head
 
@@ -330,6 +340,6 @@ class SimRouter:
             if each is pipe:
                 del self._pipes[name]
 
-    def frame_arrived(self, identity: bytes, head: bytes) -> None:
-        self._inbox.append((identity, head))
+    def frame_arrived(self, identity: bytes, head: bytes, sent_at_s: float) -> None:
+        self._inbox.append((identity, head, sent_at_s))
         self.on_frame()

@@ -56,6 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     jitter_s: float = 0.0005
     #: The longest that a thread takes to notice what another one has left it.
     wake_s: float = 0.0005
+    #: Whether a process listens where the one before it did.
+    reuses_ports: bool = False
     faults: tuple[Fault, ...] = ()
     asks: tuple[Ask, ...] = ()
 
@@ -114,6 +116,7 @@ def draw(seed: int) -> Plan:
         loss=chance.choice((0.0, 0.0, 0.01, 0.05)),
         jitter_s=chance.choice((0.0001, 0.0005, 0.005)),
         wake_s=chance.choice((0.0, 0.0005, 0.005)),
+        reuses_ports=chance.random() < 0.5,
     )
     kinds = [kind for kind in KINDS if chance.random() < chance.choice((0.1, 0.3))]
     return msgspec.structs.replace(plan, faults=_faults(plan, kinds, chance), asks=_asks(plan, chance))

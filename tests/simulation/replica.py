@@ -19,9 +19,9 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
-from stage_runtime.engine_loop.jobs import Job
+from stage_runtime.engine_loop.jobs import Job, Wake
 from stage_runtime.engine_loop.loop import EngineLoop
-from stage_runtime.engine_loop.payloads import Edge
+from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.lifecycle import LifeState
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 #: The same of a server without requests, which has only idle sessions to look after.
 _IDLE_TICK_S = 0.25
+_IDLE_TURN_S = 2.0
 _PUBLISH_S = 0.05
+#: Hand-offs that no hub releases, since it has died, are dropped after this; outside of simulations after 15 minutes.
+HAND_OFFS_KEPT_S = 75.0
 #: While nothing is in flight, the status is looked at so often.
 _IDLE_PUBLISH_S = 0.5
 
@@ -148,6 +151,11 @@ class SimServer(ReplicaServer):
         for router in (self._input, self._output):
             router.on_frame = self._wake
 
+    @property
+    def frame_sent_at_s(self) -> float:
+        """When the frame that is handled now was sent."""
+        return self._input.frame_sent_at_s  # type: ignore[attr-defined]
+
     def start(self) -> None:
         self._world.loop.call_soon(self._tick)
 
@@ -187,6 +195,8 @@ class SimPublisher(StatusPublisher):
     _is_over = False
 
     def start(self) -> None:
+        world, process = current_world(), current_process()
+        self._end_process = lambda code: world.exit_at_once(process, code)
         self._again()
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -230,6 +240,18 @@ class SimReplica(Replica):
             bounds=Bounds(allow=("all",)),
         )
         super().__init__(config, world.deploy)
+        self._tap()
+
+    def _tap(self) -> None:
+        """Let the judge see each request that a hub sends."""
+        sessions, judge = self.server._sessions, self._world.judge
+        submit = sessions._submit
+
+        def tapped(peer: Any, message: Any, now_s: float) -> None:
+            judge.submitted(self, peer.hub_id, message, self.server.frame_sent_at_s)
+            submit(peer, message, now_s)
+
+        sessions._submit = tapped  # type: ignore[method-assign]
 
     @property
     def name(self) -> str:
@@ -348,8 +370,11 @@ class SimReplica(Replica):
             elif self._loop.jobs.empty():
                 is_draining = self._lifecycle.state is LifeState.DRAINING
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05 if is_draining else 5.0):
+                    async with asyncio.timeout(0.05 if is_draining else _IDLE_TURN_S):
                         await self._has_job.wait()
+                if self._loop.jobs.empty():
+                    # The loop's own wait for a job ends now and then, too: it looks at its timers.
+                    self._loop.jobs.put(Wake())
                 await asyncio.sleep(world.turn_delay_s())
 
     async def _close_in_order(self) -> None:
@@ -488,6 +513,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (replica_module, "StatusPublisher", SimPublisher),
         (replica_module, "create_engine", SimEngine),
         (replica_module, "build_edges", sim_edges),
+        (replica_module, "Payloads", partial(Payloads, keep_s=HAND_OFFS_KEPT_S)),
         (replica_module, "EngineLoop", partial(EngineLoop, run_aside=_aside)),
         (replica_module, "model_details", lambda model, engine: {"content": "simulated"}),
     ]

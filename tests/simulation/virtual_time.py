@@ -19,7 +19,7 @@ from typing import Any, Final
 #: Wall-clock seconds at the start of every run.
 WALL_S: Final = 1_700_000_000.0
 #: Callbacks at one moment beyond which something spins without waiting.
-MOST_AT_ONCE: Final = 500_000
+MOST_AT_ONCE: Final = 100_000
 
 
 class SpinningError(Exception):
@@ -129,7 +129,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle._run()
         if self._at_once > MOST_AT_ONCE:
             self._at_once = 0
-            raise SpinningError(f"{MOST_AT_ONCE} callbacks at {self.now_s:.3f} s")
+            following = [_name_of(handle) for handle in list(ready)[:5]]
+            raise SpinningError(f"{MOST_AT_ONCE} callbacks at {self.now_s:.3f} s, next {following}")
 
     def _advance(self) -> None:
         timers = self._virtual_timers
@@ -159,6 +160,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         process.is_paused = False
         self._virtual_ready.extend(process.deferred)
         process.deferred = []
+
+
+def _name_of(handle: asyncio.Handle) -> str:
+    """What a callback does, as far as it tells."""
+    owner = getattr(handle._callback, "__self__", None)
+    what = owner.get_coro() if isinstance(owner, asyncio.Task) else handle._callback
+    return getattr(what, "__qualname__", repr(what))
 
 
 def _new_task(loop: Any, work: Any, *, context: contextvars.Context | None = None, **more: Any) -> SimTask:

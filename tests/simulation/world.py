@@ -8,25 +8,26 @@ import contextvars
 import gc
 import hashlib
 import logging
+import math
 import random
-import sys
+import os
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from unittest import mock
 
 import msgspec
 
 from omni_discovery.deploy.document import decode_deploy
-from omni_discovery.errors import OmniError
-from omni_discovery.records import keys
+from omni_discovery.errors import OmniError, OverloadedError
 from tests.simulation import faults, hub, replica
 from tests.simulation.hub import SimHub
-from tests.simulation.judge import Judge
+from tests.simulation.judge import MOST_REFUSED, Judge
+from tests.simulation.mistakes import made
 from tests.simulation.network import Network
 from tests.simulation.plan import Ask, Plan
 from tests.simulation.registry import EtcdModel
 from tests.simulation.replica import SimReplica, SimSupervisor
-from tests.simulation.virtual_time import SOURCE, Process, VirtualLoop
+from tests.simulation.virtual_time import SOURCE, Process, VirtualLoop, used_s
 
 #: How long the cluster may take to come up, and to come to rest after its last fault.
 START_S: Final = 60.0
@@ -43,16 +44,18 @@ class _Current:
 WORLD: Final = _Current()
 
 
-class Result(NamedTuple):
+class Result(msgspec.Struct, frozen=True):
     """The outcome of one run."""
 
     violations: tuple[str, ...]
     #: Equal for two runs of one plan.
-    digest: str
-    simulated_s: float
-    requests: int
-    ended: dict[str, int]
-    callbacks: int
+    digest: str = ""
+    simulated_s: float = 0.0
+    requests: int = 0
+    ended: dict[str, int] = {}
+    callbacks: int = 0
+    #: Seconds of a processor that it took.
+    used_s: float = 0.0
 
 
 class HubPlace:
@@ -95,6 +98,9 @@ class World:
         self.network.jitter_s = plan.jitter_s
         self.deploy = decode_deploy(_document(plan), "simulation")
         self._history = hashlib.blake2b(digest_size=8)
+        #: Numbers of requests that are asked again; and whether there still are any.
+        self._numbers = 100_000
+        self.is_asking = True
         #: Set when the cluster has come up, and plans' times begin.
         self.began_s = 0.0
 
@@ -140,6 +146,13 @@ class World:
         self.hand_offs.pop(process, None)
         self.note("exit", process.name)
 
+    def exit_at_once(self, process: Process, code: int) -> None:
+        """``os._exit`` in a replica."""
+        self.exit_process(process)
+        for supervisor in self.supervisors:
+            if supervisor.replica is not None and supervisor.replica.process is process:
+                self.ended_in_order(supervisor, supervisor.replica, code)
+
     def pause(self, process: Process, for_s: float) -> None:
         """SIGSTOP, and SIGCONT later."""
         if process.is_alive and not process.is_paused:
@@ -168,6 +181,15 @@ class World:
         found = [place.hub for place in self.hub_places]
         return [each for each in found if each is not None and each.process.is_alive]
 
+    def task_counts(self) -> dict[Process, int]:
+        """How many tasks each process has."""
+        counts = dict.fromkeys((each.process for each in [*self.live_hubs(), *self.live_replicas()]), 0)
+        for task in asyncio.all_tasks(self.loop):
+            process = getattr(task, "process", None)
+            if process in counts:
+                counts[process] += 1
+        return counts
+
     def _build(self) -> None:
         self.etcd = EtcdModel(self)
         self.etcd.on_write.append(self.judge.written)
@@ -186,6 +208,7 @@ class World:
             self.after(self.chance.random() * 2.0, place.start)
         await self._until(self._is_whole, START_S, "the cluster did not come up")
         self.began_s = self.now_s
+        self.judge.cluster_is_up(self.task_counts())
         for fault in self.plan.faults:
             self.after(fault.at_s, faults.begin, self, fault)
         for number, ask in enumerate(self.plan.asks):
@@ -193,6 +216,7 @@ class World:
         last_s = max([self.plan.length_s, *(each.at_s + each.for_s for each in self.plan.faults)])
         await asyncio.sleep(last_s)
         faults.mend_all(self)
+        self.is_asking = False
         mended_s = self.now_s
         await self._until(self._is_whole, REST_S, "the cluster did not come back")
         # All that is old has ended by then: leases, grace times, requests with their deadlines, ejections.
@@ -238,10 +262,10 @@ class World:
 
     # ---- clients
 
-    def _ask(self, number: int, ask: Ask, *, is_probe: bool = False) -> None:
+    def _ask(self, number: int, ask: Ask, *, is_probe: bool = False, refused: int = 0) -> None:
         place = self.hub_places[ask.hub]
         hub_now = place.hub
-        case = self.judge.asked(number, ask, hub_now, is_probe=is_probe)
+        case = self.judge.asked(number, ask, hub_now, is_probe=is_probe, refused=refused)
         if hub_now is None or not hub_now.process.is_alive or not hub_now.is_ready:
             self.judge.ended(case, "refused")
             return
@@ -250,6 +274,9 @@ class World:
         task = self.loop.create_task(self._serve(case, hub_now, ask), context=context)
         if ask.leaves_s is not None:
             self.run_in(hub_now.process, self._leave, case, task, delay_s=ask.leaves_s)
+
+    def _ask_again(self, number: int, ask: Ask, refused: int) -> None:
+        self._ask(number, ask, refused=refused)
 
     def _leave(self, case: Any, task: asyncio.Task[Any]) -> None:
         if not task.done():
@@ -264,6 +291,12 @@ class World:
             judge.ended(case, "ok")
         except OmniError as error:
             judge.ended(case, "error", error)
+            if isinstance(error, OverloadedError) and case.refused < MOST_REFUSED and self.is_asking:
+                # A well-behaved client comes back when it was told to.
+                self._numbers += 1
+                again = msgspec.structs.replace(ask, leaves_s=None)
+                delay_s = math.ceil(error.retry_after_s)
+                self.after(delay_s, self._ask_again, self._numbers, again, case.refused + 1)
         except asyncio.CancelledError:
             judge.ended(case, "left")
             raise
@@ -324,6 +357,7 @@ def _replaced(world: World) -> Iterator[None]:
 
 def run(plan: Plan) -> Result:
     """Run one plan to its end."""
+    began_s = used_s()
     world = World(plan)
     loop = world.loop
     loop.set_exception_handler(lambda _, context: world.judge.unhandled(context))
@@ -341,27 +375,31 @@ def run(plan: Plan) -> Result:
             len(plan.asks),
             dict(sorted(world.judge.ends.items())),
             loop.callbacks,
+            used_s() - began_s,
         )
-        _discard(world)
     return result
 
 
-def _discard(world: World) -> None:
-    """Drop everything; what is left of coroutines ends as it is collected, heard by nobody."""
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    world.loop.set_exception_handler(lambda *_: None)
-    logging.disable(logging.CRITICAL)
-    world.loop.graveyard.clear()
-    world.loop._virtual_ready.clear()
-    world.loop._virtual_timers.clear()
-    world.loop._closed = True
-    for attribute in list(vars(world)):
-        if attribute not in ("judge", "_history", "plan", "loop"):
-            delattr(world, attribute)
-    gc.enable()
-    gc.collect()
-    sys.unraisablehook = hook
-
-
-def hubs_key(world: World, hub_id: str) -> str:
-    return keys.hub_key(world.namespace, hub_id)
+def run_apart(plan: Plan, mistake: str = "") -> Result:
+    """Run one plan in a child process, which has nothing of any other run in it and leaves nothing behind."""
+    read_fd, write_fd = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            os.close(read_fd)
+            with made(mistake):
+                result = run(plan)
+            with os.fdopen(write_fd, "wb") as pipe:
+                pipe.write(msgspec.json.encode(result))
+            code = 0
+        finally:
+            # Nothing is finalized: no part of the cluster runs on.
+            os._exit(code)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        raw = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status or not raw:
+        return Result(violations=(f"bug: the run ended with status {status}",))
+    return msgspec.json.decode(raw, type=Result)
