@@ -28,6 +28,8 @@ _KNOWN_S: Final = 25.0
 _SECRET: Final = "xyzzy"
 #: How often in a row a client that keeps to Retry-After may be refused.
 MOST_REFUSED: Final = 6
+#: Where more than this share of a stage's slots is asked for, no time to come back can be promised.
+_CALM_LOAD: Final = 0.5
 #: Writes of one record in ten seconds: two loads a second, and changes of its status.
 _MOST_WRITES: Final = 20 + 15
 #: Beats in ten seconds, by all hubs together.
@@ -166,17 +168,29 @@ class Judge:
         if isinstance(error, OverloadedError):
             if not error.retry_after_s > 0:
                 self.violate("retry-after", f"{case.name} is refused without a time to come back")
-            if case.refused == MOST_REFUSED:
+            is_calm = not self._disturbed_until_s and self._world.plan.offered_load < _CALM_LOAD
+            if case.refused == MOST_REFUSED and is_calm:
                 self.violate("retry-after", f"{case.name} came back when it was told to, and was refused each time")
             return
-        if status == 504 or status < 500:
-            if status < 500:
-                self.violate("5xx", f"{case.name}, a good request, got {status}: {error}")
+        if status < 500:
+            self.violate("5xx", f"{case.name}, a good request, got {status}: {error}")
+            return
+        if status == 504:
+            if self._had_time(case):
+                self.violate("5xx", f"{case.name} got 504 though nothing was in its way: {error}")
             return
         if case.hub is None or self._was_disturbed(case.hub, case):
             return
         if all(self._was_served(stage, case) for stage in range(len(self._world.plan.stages))):
             self.violate("5xx", f"{case.name} got {status} while a replica of each stage and the hub lived: {error}")
+
+    def _had_time(self, case: Case) -> bool:
+        """Whether a request should have been done in time: slots were free, and nothing was wrong anywhere."""
+        plan = self._world.plan
+        if any(until_s > case.asked_s - _KNOWN_S for until_s in self._disturbed_until_s.values()):
+            return False
+        needed_s = case.ask.words * (plan.step_s + plan.wake_s) * len(plan.stages) + 1.0
+        return plan.offered_load < _CALM_LOAD / 2 and plan.loss == 0.0 and case.ask.timeout_s > 4 * needed_s
 
     def _was_disturbed(self, hub: SimHub | None, case: Case) -> bool:
         return hub is None or self._disturbed_until_s.get(hub.process.host, -1e9) > case.asked_s - _KNOWN_S
@@ -237,18 +251,25 @@ class Judge:
         """Nothing was asked yet: so many tasks each process needs."""
         self._tasks = tasks
 
-    def final_look(self) -> None:
-        """At rest: views are the registry, nothing is there that does not live, and processes are as they were."""
+    def views_differ(self) -> str:
+        """Where a hub's view, the registry, and what lives are not the same; empty if they are."""
         world = self._world
         prefix = f"/omni/v1/{world.namespace}/replicas/"
         listed = {key for key in world.etcd.keys() if key.startswith(prefix)}
         alive = {f"{prefix}{each.name}" for each in world.live_replicas()}
         if listed != alive:
-            self.violate("views", f"registered {sorted(listed)}, alive {sorted(alive)}")
+            return f"registered {sorted(listed)}, alive {sorted(alive)}"
         for hub in world.live_hubs():
             shown = {f"{prefix}{stage}/{number}" for stage, number in hub.shown_replicas()}
             if shown != listed:
-                self.violate("views", f"{hub.hub_id} shows {sorted(shown)}, registered {sorted(listed)}")
+                return f"{hub.hub_id} shows {sorted(shown)}, registered {sorted(listed)}"
+        return ""
+
+    def final_look(self) -> None:
+        """At rest: views are the registry, nothing is there that does not live, and processes are as they were."""
+        world = self._world
+        if difference := self.views_differ():
+            self.violate("views", difference)
         hubs = {key.rpartition("/")[2] for key in world.etcd.keys() if key.startswith(f"/omni/v1/{world.namespace}/hubs/")}
         if hubs != {hub.hub_id for hub in world.live_hubs()}:
             self.violate("views", f"hubs {sorted(hubs)} are registered")

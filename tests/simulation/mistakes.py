@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from hub.orchestrator.dispatcher import Dispatcher
 from hub.orchestrator.requests import Requests
+from hub.pool.probation import Probation
 from hub.replicas.pending import PendingAborts, PendingDispatches
 from hub.replicas.stage_client import StageClient
 from hub.request.machine import RequestMachine
@@ -111,10 +112,6 @@ def _leaky_slots(end_request: Any) -> Any:
     return wrong
 
 
-def _takes_when_draining(_admit: Any) -> Any:
-    return lambda state, in_flight, limit: None
-
-
 def _tells_the_prompt(describe: Any) -> Any:
     def wrong(loop: Any, work: Any, *rest: Any) -> Any:
         from tests.simulation.replica import current_process, current_world
@@ -135,8 +132,8 @@ def _does_not_move(_can_move: Any) -> Any:
     return lambda machine, stage_id: False
 
 
-def _gives_up_watching(_loop: Any) -> Any:
-    return lambda sink, error, log_level: None
+def _never_hopeless(hopeless: Any) -> Any:
+    return lambda probation, healthy, now_s: [] if healthy.addrs else hopeless(probation, healthy, now_s)
 
 
 #: The name of each mistake, and what it is.
@@ -162,7 +159,8 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "ignore deadlines": Mistake(Requests, "apply_item", _forgets),
     "close no account of a lost hub": Mistake(CreditBook, "close_account", _forgets),
     "keep no promise to release": Mistake(StageClient, "release_payloads", _forgets),
-    "grant in silence": Mistake(Handshake, "settle_credits", _forgets),
+    "lend no slots": Mistake(Handshake, "settle_credits", _forgets),
+    "try a suspect that may go nowhere": Mistake(Probation, "_hopeless", _never_hopeless),
 }
 
 
@@ -176,5 +174,3 @@ def made(name: str) -> Iterator[None]:
     with mock.patch.object(mistake.owner, mistake.name, mistake.make(getattr(mistake.owner, mistake.name))):
         yield
 
-
-_ = _gives_up_watching, _takes_when_draining

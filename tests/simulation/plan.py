@@ -61,6 +61,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
     asks: tuple[Ask, ...] = ()
 
+    @property
+    def offered_load(self) -> float:
+        """The share of the slots of the smallest stage that the requests need."""
+        needed_s = sum(ask.words for ask in self.asks) * self.step_s
+        return needed_s / (self.length_s * min(self.stages) * self.capacity)
+
 
 #: The kinds of faults, and how long the longest of each lasts. Each run has some of them.
 KINDS: Final = {

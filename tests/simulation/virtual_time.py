@@ -18,6 +18,7 @@ from typing import Any, Final
 
 #: Wall-clock seconds at the start of every run.
 WALL_S: Final = 1_700_000_000.0
+_RESOLUTION_S: Final = 1e-6
 #: Callbacks at one moment beyond which something spins without waiting.
 MOST_AT_ONCE: Final = 100_000
 
@@ -82,7 +83,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return handle
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        return self.call_at(self.now_s + max(0.0, delay), callback, *args, context=context)
+        # As on a machine, some time passes until any timer that is not due: a delay may be too small to change a float.
+        return self.call_at(self.now_s + max(_RESOLUTION_S, delay) if delay > 0 else self.now_s, callback, *args, context=context)
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)

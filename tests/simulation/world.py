@@ -32,6 +32,8 @@ from tests.simulation.virtual_time import SOURCE, Process, VirtualLoop, used_s
 #: How long the cluster may take to come up, and to come to rest after its last fault.
 START_S: Final = 60.0
 REST_S: Final = 120.0
+#: What views may take to agree with the registry beyond the TTL of what has died.
+AGREE_S: Final = 15.0
 #: How often the world looks whether it may go on.
 _LOOK_S: Final = 0.25
 
@@ -219,6 +221,7 @@ class World:
         self.is_asking = False
         mended_s = self.now_s
         await self._until(self._is_whole, REST_S, "the cluster did not come back")
+        await self._until(self.judge.views_differ, self.plan.ttl_s + AGREE_S, "views did not become those of the registry")
         # All that is old has ended by then: leases, grace times, requests with their deadlines, ejections.
         await self._until(self._is_at_rest, max(REST_S, self.judge.last_deadline_s - mended_s + 5.0), "no rest came")
         for number, place in enumerate(self.hub_places):
