@@ -181,7 +181,9 @@ class Probation:
         if healthy.addrs:
             able = healthy.addrs | healthy.ejected
             # Each of them has failed it: a pick would be refused at once, and the suspect would wait again at once.
-            late = [each for each in self._waiting.values() if able <= set(each.avoid) and self._has_waited(each, now_s)]
+            late = [
+                each for each in self._waiting.values() if able <= set(each.avoid) and self._has_waited(each, now_s)
+            ]
         else:
             late = [each for each in self._waiting.values() if now_s - each.since_s >= self.patience_s]
         return [GiveUp(each.request_id) for each in late]

@@ -171,7 +171,7 @@ class Replica:
             self._begin()
             self._load_engine()
             self._serve()
-        except (Exception, _StoppedWhileLoadingError) as error:
+        except (Exception, _StoppedWhileLoadingError) as error:  # noqa: BLE001 - it is logged there
             exit_code = self._end_by(error)
         return EXIT_DRAINED if self._drained_by_key else exit_code
 

@@ -8,7 +8,9 @@ import sys
 if os.environ.get("PYTHONHASHSEED") != "0":
     # The order of sets of texts is part of a run.
     arguments = [sys.executable, "-m", "tests.simulation", *sys.argv[1:]]
-    os.execve(sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"})
+    os.execve(  # noqa: S606 - itself
+        sys.executable, arguments, {**os.environ, "PYTHONHASHSEED": "0"}
+    )
 
 from tests.simulation import virtual_time  # noqa: F401, I001 - before the packages
 
@@ -28,6 +30,12 @@ from tests.simulation.world import Result, run_apart
 REGRESSIONS = Path(__file__).parent / "regressions"
 
 
+def say(*lines: str) -> None:
+    """Print lines at once."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
 def rules_of(result: Result) -> list[str]:
     """The rules that a run has broken."""
     return sorted({violation.partition(":")[0] for violation in result.violations})
@@ -39,11 +47,11 @@ def run_plans(plans: list[Plan], jobs: int, *, is_quiet: bool) -> int:
     for plan, result in _in_parallel(plans, jobs):
         took_s, total_s = took_s + result.used_s, total_s + result.simulated_s
         if result.violations or not is_quiet:
-            print(_line_of(plan, result), *(f"    {each}" for each in result.violations), sep="\n", flush=True)
+            say(_line_of(plan, result), *(f"    {each}" for each in result.violations))
         failed += bool(result.violations)
-    print(
-        f"{len(plans)} runs of {_commit()}, {failed} failed: {total_s / 3600:.2f} cluster-hours in {took_s:.1f} s of one"
-        f" core, {total_s / max(took_s, 1e-9):.0f} in an hour"
+    say(
+        f"{len(plans)} runs of {_commit()}, {failed} failed: {total_s / 3600:.2f} cluster-hours in {took_s:.1f} s of"
+        f" one core, {total_s / max(took_s, 1e-9):.0f} in an hour"
     )
     return failed
 
@@ -78,11 +86,11 @@ def judge_the_judge(plans: list[Plan], names: list[str], jobs: int) -> int:
         for plan, result in _in_batches(plans, name, jobs):
             if result.violations:
                 rules = ", ".join(rules_of(result))
-                print(f"| {name} | {plan.seed} | {rules} | {result.violations[0][:120]}", flush=True)
+                say(f"| {name} | {plan.seed} | {rules} | {result.violations[0][:120]}")
                 break
         else:
             missed += 1
-            print(f"| {name} | none of {len(plans)} | |", flush=True)
+            say(f"| {name} | none of {len(plans)} | |")
     return missed
 
 
@@ -97,12 +105,12 @@ def shrink_and_save(plan: Plan, mistake: str) -> int:
     """Shrink a plan that breaks a rule; print what is left as JSON."""
     rules = set(rules_of(run_apart(plan, mistake)))
     if not rules:
-        print(f"seed {plan.seed} breaks no rule")
+        say(f"seed {plan.seed} breaks no rule")
         return 1
     smallest = shrink(plan, lambda each: bool(rules & set(rules_of(run_apart(each, mistake)))))
     text = msgspec.json.format(msgspec.json.encode(smallest), indent=1).decode()
-    print(text)
-    print(f"seed {plan.seed}: {len(smallest.faults)} of {len(plan.faults)} faults and {len(smallest.asks)} of "
+    say(text)
+    say(f"seed {plan.seed}: {len(smallest.faults)} of {len(plan.faults)} faults and {len(smallest.asks)} of "
           f"{len(plan.asks)} requests break {sorted(rules)}")  # fmt: skip
     return 0
 

@@ -135,4 +135,3 @@ def patches() -> list[tuple[Any, str, Any]]:
         (client_base_module, "LoopThread", SimLoopThread),
         (client_base_module, "EtcdKV", kv),
     ]
-

@@ -124,6 +124,14 @@ def _tells_the_prompt(describe: Any) -> Any:
     return wrong
 
 
+def _keeps_ended(finish: Any) -> Any:
+    def wrong(requests: Any, active: Any, outcome: Any, error: Any) -> None:
+        finish(requests, active, outcome, error)
+        requests.states[active.request.request_id] = active.machine.state.public
+
+    return wrong
+
+
 def _every_change(_next_write_s: Any) -> Any:
     return lambda pace, written_at_s, now_s, chance: now_s
 
@@ -150,7 +158,7 @@ MISTAKES: Final[dict[str, Mistake]] = {
     "lend one slot too many": Mistake(CreditBook, "set_capacity", _lends_more),
     "lose a slot now and then": Mistake(CreditBook, "end_request", _leaky_slots),
     "repeat a token when resuming": Mistake(StageRun, "begin_attempt", _resumes_late),
-    "forget no ended request": Mistake(Requests, "_note_end", _forgets),
+    "keep requests that have ended": Mistake(Requests, "_finish", _keeps_ended),
     "tell etcd the prompt": Mistake(EngineLoop, "_start", _tells_the_prompt),
     "write every change of the load": Mistake(leased_key.LoadPace, "next_write_s", _every_change),
     "never find a dispatch unanswered": Mistake(PendingDispatches, "add_dispatch", _forgets),
@@ -173,4 +181,3 @@ def made(name: str) -> Iterator[None]:
     mistake = MISTAKES[name]
     with mock.patch.object(mistake.owner, mistake.name, mistake.make(getattr(mistake.owner, mistake.name))):
         yield
-

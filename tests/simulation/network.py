@@ -122,7 +122,7 @@ class Pipe:
             sender.held.append(deliver)
 
     def close(self, side: str) -> None:
-        """This end is closed: the other one hears of it once all before has arrived, if the path stands."""
+        """The end is closed: the other one hears of it once all before has arrived, if the path stands."""
         mine, other = self._both(side)
         if not mine.is_open:
             return
@@ -161,7 +161,7 @@ class Pipe:
             self._world.run_in(side.process, lambda: self._lost(name))
 
     def _lost(self, name: str) -> None:
-        """This end finds that the connection is over."""
+        """The end finds that the connection is over."""
         side, _ = self._both(name)
         if not side.is_open:
             return

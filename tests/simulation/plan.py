@@ -113,7 +113,9 @@ def draw(seed: int) -> Plan:
         load_s=chance.choice((0.2, 1.0, 5.0)),
         step_s=chance.choice((0.02, 0.05, 0.2)),
         length_s=length_s,
-        policy=chance.choice(("least-load", "least-load", "random", "round-robin", "least-queue-length", "power-of-two", "prefix-hash")),
+        policy=chance.choice(
+            ("least-load", "least-load", "random", "round-robin", "least-queue-length", "power-of-two", "prefix-hash")
+        ),
         deterministic=tuple(stage for stage in range(len(stages)) if chance.random() < 0.5),
         async_chunk=chance.random() < 0.3,
         max_waiting=chance.choice((4, 256)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
@@ -70,9 +70,9 @@ class EtcdModel(FakeKV):
     def has_leader(self) -> bool:
         return self._world.now_s >= self.leaderless_until_s and len(self.down) < 2
 
-    def keys(self) -> dict[str, KeyValue]:
-        """The keys as they are now."""
-        return dict(self._items)
+    def keys_now(self) -> list[str]:
+        """The keys that are there."""
+        return list(self._items)
 
     @property
     def revision(self) -> int:
@@ -120,7 +120,8 @@ class EtcdModel(FakeKV):
 
     def pass_on(self) -> None:
         """Send what watches have not had yet."""
-        for watch in self.watches:
+        # A watch that has to end leaves the list meanwhile.
+        for watch in list(self.watches):
             watch.push()
 
     def _wake_watches(self) -> None:
@@ -148,7 +149,6 @@ class _Watch:
         self._name, self._is_prefix = name, is_prefix
         self._next_revision = start
         self._arrives_s = 0.0
-        self._silent_since_s: float | None = None
         #: Batches, or the error that ends the watch, as they arrived.
         self.arrived: deque[WatchBatch | RegistryError] = deque()
         self.has_news = asyncio.Event()
@@ -296,7 +296,7 @@ class SimKV:
         if not self._is_answered(member):
             return await self._time_out(began_s)
         try:
-            result: Any = _run_now(operation(model))
+            result: Any = run_now(operation(model))
         except RegistryUnavailableError:
             raise
         except RegistryError as error:
@@ -338,32 +338,36 @@ class SimKV:
         try:
             yield WatchBatch(start_revision - 1, ())
             watch.push()
-            silent_s = 0.0
             while True:
                 while watch.arrived:
-                    silent_s = 0.0
                     what = watch.arrived.popleft()
                     if isinstance(what, RegistryError):
-                        self.move_on()
                         raise what
                     yield what
-                watch.has_news.clear()
-                try:
-                    async with asyncio.timeout(_KEEPALIVE_S / 2):
-                        await watch.has_news.wait()
-                except TimeoutError:
-                    if world.kv_reaches(member, self._process, both_ways=True):
-                        silent_s = 0.0
-                        continue
-                    silent_s += _KEEPALIVE_S / 2
-                    if silent_s >= _KEEPALIVE_S:
-                        self.move_on()
-                        raise RegistryUnavailableError("the connection is silent") from None
+                await self._wait_for_news(watch)
+        except RegistryError:
+            self.move_on()
+            raise
         finally:
             model.watches.pop(watch, None)
 
+    async def _wait_for_news(self, watch: _Watch) -> None:
+        """Wait for what the watch brings next. Raise RegistryUnavailableError once pings go unanswered for long."""
+        watch.has_news.clear()
+        silent_s = 0.0
+        while silent_s < _KEEPALIVE_S:
+            try:
+                async with asyncio.timeout(_KEEPALIVE_S / 2):
+                    await watch.has_news.wait()
+            except TimeoutError:
+                is_answered = self._world.kv_reaches(watch.member, self._process, both_ways=True)
+                silent_s = 0.0 if is_answered else silent_s + _KEEPALIVE_S / 2
+            else:
+                return
+        raise RegistryUnavailableError("the connection is silent")
 
-def _run_now(work: Coroutine[Any, Any, _Result]) -> _Result:
+
+def run_now(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine that never waits."""
     try:
         work.send(None)
@@ -371,8 +375,3 @@ def _run_now(work: Coroutine[Any, Any, _Result]) -> _Result:
         result: _Result = end.value
         return result
     raise AssertionError("the model of etcd waits for nothing")
-
-
-def names_of(keys: Iterable[str]) -> set[str]:
-    """The last two parts of replicas' keys."""
-    return {"/".join(key.split("/")[-2:]) for key in keys}

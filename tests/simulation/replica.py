@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,6 @@ import zmq
 from omni_discovery.clients.stage import OmniCoordClientForStage
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.trust.bounds import Bounds
-from omni_discovery.wire import FailureKind
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
@@ -96,7 +93,9 @@ class SimConnector(OmniConnectorBase):
         if producer is None or not producer.is_alive:
             raise TransferError("the producer is gone")
         path = world.network
-        is_cut = not (path.reaches(producer.host, self._process.host) and path.reaches(self._process.host, producer.host))
+        is_cut = not (
+            path.reaches(producer.host, self._process.host) and path.reaches(self._process.host, producer.host)
+        )
         if producer.is_paused or is_cut:
             raise TransferTimeoutError("the producer does not answer")
         raw = world.hand_offs[producer].get(get_key)
@@ -181,8 +180,9 @@ class SimServer(ReplicaServer):
 
     async def flush_and_close(self, flush_timeout_s: float) -> None:
         """What ``close`` does."""
-        deadline_s = self._world.now_s + flush_timeout_s
-        while not self.idle and self._world.now_s < deadline_s:
+        for _ in range(round(flush_timeout_s / 0.01)):
+            if self.idle:
+                break
             await asyncio.sleep(0.01)
         self._has_stopped = True
         self._input.close(200)
@@ -210,10 +210,6 @@ class SimPublisher(StatusPublisher):
         self._publish(snapshot)
         is_idle = not snapshot.queue_length and not snapshot.is_stalled
         current_world().loop.call_later(_IDLE_PUBLISH_S if is_idle else _PUBLISH_S, self._again)
-
-
-class _StoppedError(Exception):
-    """The process is told to end while it loads."""
 
 
 class SimReplica(Replica):
@@ -258,8 +254,9 @@ class SimReplica(Replica):
         return f"{self.stage_id}/{self._replica_id}"
 
     @property
-    def epoch(self) -> int:
-        return self._server._sessions.handshake.registered_epoch
+    def registered_id(self) -> int:
+        """Its number within the stage; -1 before it was registered."""
+        return -1 if self._replica_id is None else self._replica_id
 
     @property
     def server(self) -> SimServer:
@@ -336,8 +333,6 @@ class SimReplica(Replica):
 
     async def _live(self) -> int:
         code = 0
-        stopped = type("Stopped", (), {})
-        del stopped
         try:
             self._begin()
             with contextlib.suppress(TimeoutError):
@@ -517,7 +512,3 @@ def patches() -> list[tuple[Any, str, Any]]:
         (replica_module, "EngineLoop", partial(EngineLoop, run_aside=_aside)),
         (replica_module, "model_details", lambda model, engine: {"content": "simulated"}),
     ]
-
-
-logger = logging.getLogger(__name__)
-_ = FailureKind, deque

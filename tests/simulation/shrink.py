@@ -24,11 +24,22 @@ def shrink(plan: Plan, breaks: Breaks, most_runs: int = 200) -> Plan:
     before = None
     while plan != before and runs[0] < most_runs:
         before = plan
-        plan = replace(plan, faults=_fewer(plan.faults, lambda kept: still(replace(plan, faults=kept))))
-        plan = replace(plan, asks=_fewer(plan.asks, lambda kept: still(replace(plan, asks=kept))))
-        for smaller in _smaller(plan):
-            if still(smaller(plan)):
-                plan = smaller(plan)
+        plan = _simpler(_with_fewer_asks(_with_fewer_faults(plan, still), still), still)
+    return plan
+
+
+def _with_fewer_faults(plan: Plan, still: Breaks) -> Plan:
+    return replace(plan, faults=_fewer(plan.faults, lambda kept: still(replace(plan, faults=kept))))
+
+
+def _with_fewer_asks(plan: Plan, still: Breaks) -> Plan:
+    return replace(plan, asks=_fewer(plan.asks, lambda kept: still(replace(plan, asks=kept))))
+
+
+def _simpler(plan: Plan, still: Breaks) -> Plan:
+    for smaller in _smaller(plan):
+        if still(smaller(plan)):
+            plan = smaller(plan)
     return plan
 
 

@@ -41,7 +41,9 @@ def test_seeds_break_no_rule() -> None:
 def test_what_was_found_once_is_not_found_again() -> None:
     code, said = simulate("--regressions", "--jobs", "2")
     assert code == 0, said
-    assert len(list((ROOT / "tests/simulation/regressions").glob("*.json"))) == int(said.split(" runs of")[0].split()[-1])
+    assert len(list((ROOT / "tests/simulation/regressions").glob("*.json"))) == int(
+        said.split(" runs of")[0].split()[-1]
+    )
 
 
 def test_a_seed_gives_the_same_history_each_time() -> None:

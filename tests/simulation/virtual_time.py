@@ -84,7 +84,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         # As on a machine, some time passes until any timer that is not due: a delay may be too small to change a float.
-        return self.call_at(self.now_s + max(_RESOLUTION_S, delay) if delay > 0 else self.now_s, callback, *args, context=context)
+        return self.call_at(
+            self.now_s + max(_RESOLUTION_S, delay) if delay > 0 else self.now_s, callback, *args, context=context
+        )
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)

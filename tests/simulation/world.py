@@ -9,8 +9,8 @@ import gc
 import hashlib
 import logging
 import math
-import random
 import os
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
@@ -134,13 +134,8 @@ class World:
 
     # ---- processes
 
-    def kill(self, process: Process) -> None:
-        """SIGKILL: the kernel closes its connections; nothing of it runs any more."""
-        if process.is_alive:
-            self.exit_process(process)
-
     def exit_process(self, process: Process) -> None:
-        """The process is gone."""
+        """The process is gone, by itself or by SIGKILL: the kernel closes its connections, nothing of it runs on."""
         self.loop.bury(process)
         self.network.process_ended(process)
         for watch in [watch for watch in self.etcd.watches if watch._process is process]:
@@ -221,7 +216,9 @@ class World:
         self.is_asking = False
         mended_s = self.now_s
         await self._until(self._is_whole, REST_S, "the cluster did not come back")
-        await self._until(self.judge.views_differ, self.plan.ttl_s + AGREE_S, "views did not become those of the registry")
+        await self._until(
+            self.judge.views_differ, self.plan.ttl_s + AGREE_S, "views did not become those of the registry"
+        )
         # All that is old has ended by then: leases, grace times, requests with their deadlines, ejections.
         await self._until(self._is_at_rest, max(REST_S, self.judge.last_deadline_s - mended_s + 5.0), "no rest came")
         for number, place in enumerate(self.hub_places):
@@ -370,17 +367,15 @@ def run(plan: Plan) -> Result:
             loop.run_until_complete(main)
         except Exception as error:  # noqa: BLE001 - the judge has it
             world.judge.defect(f"the run broke off: {error!r}")
-        simulated_s = loop.now_s
-        result = Result(
+        return Result(
             tuple(world.judge.violations),
             world._history.hexdigest(),
-            simulated_s,
+            loop.now_s,
             len(plan.asks),
             dict(sorted(world.judge.ends.items())),
             loop.callbacks,
             used_s() - began_s,
         )
-    return result
 
 
 def run_apart(plan: Plan, mistake: str = "") -> Result:
