@@ -20,7 +20,7 @@ from typing import Any, Final
 WALL_S: Final = 1_700_000_000.0
 _RESOLUTION_S: Final = 1e-6
 #: Callbacks at one moment beyond which something spins without waiting.
-MOST_AT_ONCE: Final = 100_000
+MOST_AT_ONCE: Final = 20_000
 
 
 class SpinningError(Exception):
