@@ -416,10 +416,12 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 raise InvalidRequestError(f"a request with the id {parts.request_id!r} is already running")
             request = self._admission.check(parts, live_hubs)
             self.check_serving()
-            if len(self._queues) >= self._config.max_in_flight:
+            unread = self._longest_unread() if len(self._queues) >= self._config.max_in_flight else None
+            self._admission.admit(request, len(self._queues) - (unread is not None), live_hubs)
+            if unread is not None:
+                # Not before: who is refused for another reason needs no room.
                 with suppress(asyncio.QueueFull):
-                    self._end_unread()
-            self._admission.admit(request, len(self._queues), live_hubs)
+                    self._end_unread(unread)
             queue = self._enqueue(orchestrator, request)
         inner_id = request.request_id
         try:
@@ -439,11 +441,14 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         if self._inner_ids.get(shown_id) == inner_id:
             del self._inner_ids[shown_id]
 
-    def _end_unread(self) -> None:
-        """Make room: end the request whose client has left its output unread for longest, if that is long at all."""
+    def _longest_unread(self) -> str | None:
+        """The request whose client has left its output unread for longest; None if that is not long at all."""
         inner_id, queue = min(self._queues.items(), key=lambda item: item[1].unread_since_s)
-        if time.monotonic() - queue.unread_since_s < _PATIENCE_S:
-            return
+        return inner_id if time.monotonic() - queue.unread_since_s >= _PATIENCE_S else None
+
+    def _end_unread(self, inner_id: str) -> None:
+        """Make room: end a request whose client does not read."""
+        queue = self._queues[inner_id]
         error = OverloadedError("the client reads too slowly, and this hub needs the place for others")
         if not queue.has_ended:
             self._ask(AbortRequest(inner_id, error))

@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 
 #: How many of the last receipts are looked through for the picks of one replica.
 _MOST_SEARCHED: Final = 2000
-#: Waiting work, and requests, that one answer names at most.
+#: Waiting work, and requests, that one answer names at most; receipts of one name.
 MOST_LISTED: Final = 1000
+MOST_FOUND: Final = 100
 
 
 class RunningRequest(Protocol):
@@ -91,11 +92,11 @@ class ReceiptBook:
         return self._ring is not None
 
     def find(self, name: str) -> list[Receipt]:
-        """The receipts of the requests that a user may mean by a name, the one that came last first."""
+        """The receipts of the requests that a user may mean by a name, up to 100, the one that came last first."""
         asked = [each.request for each in self._running()]
         places = meant([(each.request_id, each.shown_id, each.label) for each in asked], name)
-        encoded = [self._encode(asked[place].request_id) for place in places]
-        encoded += [] if self._ring is None else self._ring.find(name)
+        encoded = [self._encode(asked[place].request_id) for place in places[:MOST_FOUND]]
+        encoded += [] if self._ring is None else self._ring.find(name, MOST_FOUND - len(encoded))
         receipts = [receipt_of(each, self._hub_id, self._policy) for each in encoded]
         return sorted(map(self._with_places, receipts), key=lambda each: each.received_at, reverse=True)
 

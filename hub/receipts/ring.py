@@ -68,10 +68,13 @@ class ReceiptRing:
         """The receipts of requests that did not fail, the one that was added last first."""
         return (each[4] for each in reversed(self._served.receipts))
 
-    def find(self, name: str) -> list[bytes]:
-        """The receipts of the requests that a user may mean by this name, companions included."""
-        kept = [*self._failed.receipts, *self._served.receipts]
-        return [kept[place][4] for place in meant([each[1:4] for each in kept], name)]
+    def find(self, name: str, most: int) -> list[bytes]:
+        """The receipts of the requests that a user may mean by this name, companions included.
+
+        No more than ``most``, as a label may be that of any number of requests: first those that failed, newest first.
+        """
+        kept = [*reversed(self._failed.receipts), *reversed(self._served.receipts)]
+        return [kept[place][4] for place in meant([each[1:4] for each in kept], name)[:most]]
 
 
 def meant(all_ids: Sequence[Ids], name: str) -> list[int]:

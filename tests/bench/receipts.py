@@ -1,82 +1,103 @@
-"""What receipts cost a hub: ``python -m tests.bench.receipts [--pairs 15] [--out FILE]``.
+"""What receipts cost a hub: ``python -m tests.bench.receipts [--pairs 60] [--out FILE]``.
 
-Two hubs with two echo stages each are alike but for ``--receipts``: one keeps them, one none (``--receipts 0``). They
-stay up, and are asked in turns, now the one first and now the other. Figures are the hub's processor time per whole
-chat, and the ratio with / without of the turns that stand next to each other: its median, and the interval that holds
-the true median with 95 %. An interval that holds 1 means: not told apart.
+One hub with two echo stages writes receipts and writes none in turns, now the one first and now the other
+(``tests.bench.switched_hub``). Figures are the processor time of the hub's loop per whole chat, and the ratio with /
+without of the turns that stand next to each other: its median, and the interval that holds the true median with 95 %.
+An interval that holds 1 means: not told apart. The ring is full before the first turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import statistics
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from tests.bench import report
 from tests.bench.before_after import interval
-from tests.bench.orchestrator import http_rate, resident_mib
+from tests.bench.orchestrator import http_rate
+from tests.bench.switched_hub import SAID
 from tests.support.hub import Hub
+from tests.support.processes import wait_for
 
+_ROOT: Final = Path(__file__).resolve().parents[2]
 _DEPLOY: Final = """
 model: echo-two
 stages:
   - {{stage_id: 0, engine: echo, engine_args: {{capacity: 32}}, runtime: {{num_replicas: {0}}}, final_output: none}}
   - {{stage_id: 1, engine: echo, engine_args: {{capacity: 32}}, runtime: {{num_replicas: {0}}}, final_output: text}}
 """
+_RECEIPTS: Final = 2000
 
 
-def cpu_ns(pid: int) -> int:
-    """Processor time of all threads of a process so far; by the scheduler, which counts finer than clock ticks."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads)
+class _SwitchedHub(Hub):
+    def __init__(self, folder: Path, replicas: int) -> None:
+        file = folder / "deploy.yaml"
+        file.write_text(_DEPLOY.format(replicas))
+        arguments = ["--deploy-config", str(file), "--receipts", str(_RECEIPTS)]
+        module, variables = "tests.bench.switched_hub", {"PYTHONPATH": str(_ROOT)}
+        super().__init__(folder, arguments, module=module, variables=variables)
+        self._writes = True
+
+    def switch(self, *, writes: bool) -> None:
+        """Have receipts written from now on, or none."""
+        if writes is not self._writes:
+            said = self.text.count(SAID[writes])
+            os.kill(self.process.pid, signal.SIGUSR2)
+            wait_for("the hub to switch", lambda: self.text.count(SAID[writes]) > said)
+            self._writes = writes
+
+    def loop_ns(self) -> int:
+        """Processor time of the loop's thread so far; by the scheduler, which counts finer than clock ticks."""
+        pid = self.process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
 
 
-def _turn(hub: Hub, at_once: int, requests: int) -> float:
+def _turn(hub: _SwitchedHub, at_once: int, requests: int, *, writes: bool) -> float:
     """Microseconds of processor time per request."""
-    before_ns = cpu_ns(hub.process.pid)
+    hub.switch(writes=writes)
+    before_ns = hub.loop_ns()
     asyncio.run(http_rate(hub.url, at_once, requests))
-    return (cpu_ns(hub.process.pid) - before_ns) / 1000 / requests
+    return (hub.loop_ns() - before_ns) / 1000 / requests
 
 
 def measure(replicas: int, at_once: int, pairs: int, requests: int) -> report.Row:
     """One row: without and with receipts, and their ratio."""
-    with ExitStack() as stack:
-        hubs = {}
-        for name, count in (("without", "0"), ("with", "10000")):
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            hubs[name] = Hub.of_yaml(folder, _DEPLOY.format(replicas), "--receipts", count)
-            stack.callback(hubs[name].stop)
-        for hub in hubs.values():
+    with TemporaryDirectory() as folder:
+        hub = _SwitchedHub(Path(folder), replicas)
+        try:
             hub.wait_ready()
-            asyncio.run(http_rate(hub.url, at_once, 2 * requests))
-        turns: list[dict[str, float]] = []
-        for number in range(pairs):
-            order = sorted(hubs, reverse=number % 2 == 0)
-            turns.append({name: _turn(hubs[name], at_once, requests) for name in order})
-        ratios = [each["with"] / each["without"] for each in turns]
-        low, high = interval(ratios)
-        return {
-            "replicas": replicas,
-            "at_once": at_once,
-            "pairs": pairs,
-            "without_us": round(statistics.median(each["without"] for each in turns)),
-            "with_us": round(statistics.median(each["with"] for each in turns)),
-            "ratio": round(statistics.median(ratios), 4),
-            "from": round(low, 4),
-            "to": round(high, 4),
-            "more_mib": round(resident_mib(hubs["with"].process.pid) - resident_mib(hubs["without"].process.pid), 1),
-        }
+            asyncio.run(http_rate(hub.url, at_once, _RECEIPTS + 1000))
+            turns: list[tuple[float, float]] = []
+            for number in range(pairs):
+                order = (True, False) if number % 2 else (False, True)
+                seen = {writes: _turn(hub, at_once, requests, writes=writes) for writes in order}
+                turns.append((seen[False], seen[True]))
+        finally:
+            hub.stop()
+    ratios = [with_us / without_us for without_us, with_us in turns]
+    low, high = interval(ratios)
+    return {
+        "replicas": replicas,
+        "at_once": at_once,
+        "pairs": pairs,
+        "without_us": round(statistics.median(without_us for without_us, _ in turns)),
+        "with_us": round(statistics.median(with_us for _, with_us in turns)),
+        "ratio": round(statistics.median(ratios), 4),
+        "from": round(low, 4),
+        "to": round(high, 4),
+    }
 
 
 def main() -> None:
     """Measure, print the table, write it as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--replicas", nargs="+", type=int, default=[2])
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--out", type=Path, help="path of the JSON file to write")

@@ -31,11 +31,12 @@ class Hub(Child):
         variables: Mapping[str, str] | None = None,
         python: Path | None = None,
         pass_fds: Sequence[int] = (),
+        module: str = "omni_discovery",
     ) -> None:
         self.folder = folder
         self.namespace = namespace
         words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
-        super().__init__(words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds)
+        super().__init__(words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds, module=module)
 
     @classmethod
     def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:

@@ -41,7 +41,7 @@ def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 3
 class Child:
     """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it.
 
-    ``python`` is another environment's, if it is to run there.
+    ``python`` is another environment's, if it is to run there; ``module`` is run in place of ``omni_discovery``.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Child:
         variables: Mapping[str, str] | None = None,
         python: Path | None = None,
         pass_fds: Sequence[int] = (),
+        module: str = "omni_discovery",
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
@@ -60,7 +61,7 @@ class Child:
         environment["XDG_STATE_HOME"] = str(folder / "state")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*(OMNI if python is None else (str(python), *OMNI[1:])), *arguments],
+                [str(python or sys.executable), "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -77,7 +77,10 @@ class LiveSnapshots:
             raise OverloadedError(f"{MOST_WATCHERS} pages look at this dashboard already: close one")
 
     async def watch(self, is_welcome: Callable[[], bool]) -> AsyncIterator[bytes]:
-        """Snapshots as JSON, the first at once, for as long as ``is_welcome``."""
+        """Snapshots as JSON, the first at once, for as long as ``is_welcome``; none where too many look already."""
+        if self._watchers >= MOST_WATCHERS:
+            # Others have begun to look since there was room: the page asks again, and is told.
+            return
         self._watchers += 1
         seen = 0
         try:

@@ -52,7 +52,7 @@ from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.websockets import WebSocket
 
@@ -68,13 +68,16 @@ logger = logging.getLogger(__name__)
 _SUBPROTOCOL: Final = "realtime"
 #: Events and bytes that may wait to be sent before nothing more is read or made.
 _MOST_WAITING: Final = 256
-_MOST_WAITING_BYTES: Final = 4 << 20
+_MOST_WAITING_BYTES: Final = 1 << 20
 #: Words of one response, in UTF-8. Its last events show them whole, and clients' libraries refuse more than 1 MiB.
 _MOST_WORDS_BYTES: Final = 1_000_000
 #: The time between the beginnings of two responses: a short event may have much read, and sent to replicas. It is
 #: longer, up to a bound, the more the first has of the conversation.
 _LEAST_BETWEEN_S, _MOST_BETWEEN_S = 0.05, 0.75
 _KEPT_BYTES_PER_S: Final = 4_000_000
+#: A session's settings are checked and shown whole on the loop each time they are changed: the time until they may be
+#: changed again is longer, up to the same bound, the larger they are.
+_SETTINGS_BYTES_PER_S: Final = 1_000_000
 #: WebSocket close codes: normal, policy violation, internal error.
 _OK, _REFUSED, _FAILURE = 1000, 1008, 1011
 #: How long the last events may take to be sent to a client that does not read.
@@ -142,10 +145,12 @@ class _Connection:
         expires_at = int(time.time() + self._bounds.max_session_s)
         self._machine = RealtimeMachine(name, realtime.abilities, self._bounds, expires_at)
         self._detector = None if realtime.abilities.no_detection else VoiceDetector(realtime.sounds)
-        self._outbox = _Outbox(websocket)
+        self._outbox = _Outbox(websocket, self._note_memory)
         self._input_wait = input_wait_of(websocket.scope)
-        #: Before this moment no response begins.
-        self._next_s = 0.0
+        #: Before this moment no response begins; before the other one, settings are not changed.
+        self._next_s = self._next_update_s = 0.0
+        #: Words of the response that runs which may turn out to be a call, in bytes.
+        self._held_bytes = 0
         #: Makes the response that runs, and ends it.
         self._making: asyncio.Task[None] | None = None
         #: Responses that were ended, until their stages have been told.
@@ -153,8 +158,16 @@ class _Connection:
 
     async def run(self) -> None:
         """Serve the session to its end."""
-        reading = asyncio.create_task(self._read(), name="RealtimeReader")
         sending = asyncio.create_task(self._outbox.run(), name="RealtimeSender")
+        try:
+            await self._close(sending, await self._serve(sending))
+        finally:
+            sending.cancel()
+            self._realtime.memory.release(self)
+
+    async def _serve(self, sending: asyncio.Task[None]) -> int:
+        """Serve until something ends the session; return the code to close with."""
+        reading = asyncio.create_task(self._read(), name="RealtimeReader")
         try:
             async with asyncio.timeout(self._bounds.max_session_s):
                 await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,8 +176,7 @@ class _Connection:
             self._put(EventFailed(InputTimeoutError(text)))
         finally:
             ends = await self._stop(reading)
-            self._realtime.memory.release(self)
-        await self._close(sending, self._code_of(next((end for end in ends if isinstance(end, Exception)), None)))
+        return self._code_of(next((end for end in ends if isinstance(end, Exception)), None))
 
     def _code_of(self, failure: Exception | None) -> int:
         """The code to close with; what has ended the session is told before, if it is the client's to know."""
@@ -189,7 +201,6 @@ class _Connection:
             async with asyncio.timeout(_CLOSE_S):
                 await sending
                 await self._websocket.close(code)
-        sending.cancel()
 
     # ---- events of the client
 
@@ -226,7 +237,7 @@ class _Connection:
             try:
                 with self._omni.rejections.counted():
                     event = parse_event(text)
-                    if isinstance(event, BufferAppend | ItemCreate | SessionUpdate):
+                    if isinstance(event, BufferAppend | ItemCreate | SessionUpdate | ResponseCreate):
                         # Until it is held: other sessions' events are taken while this one waits.
                         stack.enter_context(self._realtime.memory.room_for(memory_of(text or "")))
             except RequestError as error:
@@ -235,11 +246,15 @@ class _Connection:
             if isinstance(event, BufferAppend):
                 await self._hear(event)
             else:
+                if isinstance(event, SessionUpdate):
+                    await asyncio.sleep(self._next_update_s - time.monotonic())
+                    self._note_update(memory_of(text or ""))
                 await self._perform(event)
             self._note_memory()
 
     def _note_memory(self) -> None:
-        self._realtime.memory.hold(self, self._machine.size_bytes)
+        size_bytes = self._machine.size_bytes + self._held_bytes + self._outbox.size_bytes
+        self._realtime.memory.hold(self, size_bytes)
 
     async def _hear(self, event: BufferAppend) -> None:
         """Take sound in."""
@@ -301,6 +316,11 @@ class _Connection:
         await asyncio.sleep(self._next_s - time.monotonic())
         self._next_s = time.monotonic() + _LEAST_BETWEEN_S
 
+    def _note_update(self, asked_bytes: int) -> None:
+        """The settings are being changed by an event of so many bytes."""
+        between_s = (asked_bytes + self._machine.settings_bytes) / _SETTINGS_BYTES_PER_S
+        self._next_update_s = time.monotonic() + min(max(_LEAST_BETWEEN_S, between_s), _MOST_BETWEEN_S)
+
     async def _encode(self, action: EncodeSounds) -> None:
         files: list[tuple[str, str]] = []
         try:
@@ -333,6 +353,7 @@ class _Connection:
             logger.exception("realtime.bug request=%s", self._exchange.request_id)
             bug = RequestError(f"an internal error: {type(error).__name__}")
             await self._perform(ResponseEnded(begin.response_id, made.shown_usage(), error=bug))
+        self._held_bytes = 0
         if self._input_wait is not None and not self._machine.is_responding:
             self._input_wait(True)
 
@@ -370,9 +391,10 @@ class _Connection:
         if not made.takes(output):
             return
         await self._outbox.room()
-        if words := made.words_of(output):
+        words, self._held_bytes = made.words_of(output), made.held_bytes
+        if words:
             await self._perform(WordsMade(response_id, words))
-            self._note_memory()
+        self._note_memory()
         if output.data:
             async for samples in self._realtime.sounds.encoded(made.sound, output.data):
                 if samples:
@@ -395,8 +417,9 @@ class _Made:
         #: What may be called, as the first stage gets it; and what is.
         self.tools = begin.settings.tools.inputs()
         self.calls: Sequence[ToolCall] = ()
-        #: Words that may turn out to be a call.
+        #: Words that may turn out to be a call, and their memory.
         self._held: list[str] = []
+        self.held_bytes = 0
 
     @property
     def is_full(self) -> bool:
@@ -433,11 +456,13 @@ class _Made:
         if not self.tools:
             return words
         self._held.append(words)
+        self.held_bytes += memory_of(words)
         is_whole = output.finish_reason is not None and output.modality == "text"
         if not (is_whole or self.is_full):
             return ""
         words, called = "".join(self._held), output.called
         self._held.clear()
+        self.held_bytes = 0
         if called is None or self.is_full:
             return words
         if _size_of(called) > _MOST_WORDS_BYTES:
@@ -470,13 +495,13 @@ def _size_of(called: ToolAnswer) -> int:
 
 
 class _Outbox:
-    """Events that wait to be sent, in their order."""
+    """Events that wait to be sent, in their order; ``changed`` is called when there are more, or fewer."""
 
-    def __init__(self, websocket: WebSocket) -> None:
-        self._websocket = websocket
+    def __init__(self, websocket: WebSocket, changed: Callable[[], None]) -> None:
+        self._websocket, self._changed = websocket, changed
         self._is_beta = _is_beta(websocket)
         self._waiting: deque[str] = deque()
-        self._size_bytes = 0
+        self.size_bytes = 0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -489,7 +514,7 @@ class _Outbox:
             return
         text = msgspec.json.encode(shown).decode()
         self._waiting.append(text)
-        self._size_bytes += len(text)
+        self.size_bytes += len(text)
         self._note()
 
     def end(self) -> None:
@@ -508,7 +533,7 @@ class _Outbox:
                 text = self._waiting[0]
                 await self._websocket.send_text(text)
                 self._waiting.popleft()
-                self._size_bytes -= len(text)
+                self.size_bytes -= len(text)
                 del text
                 self._note()
             if self._is_ended:
@@ -517,8 +542,9 @@ class _Outbox:
             await self._wake.wait()
 
     def _note(self) -> None:
+        self._changed()
         self._wake.set()
-        if len(self._waiting) < _MOST_WAITING and self._size_bytes < _MOST_WAITING_BYTES:
+        if len(self._waiting) < _MOST_WAITING and self.size_bytes < _MOST_WAITING_BYTES:
             self._has_room.set()
         else:
             self._has_room.clear()

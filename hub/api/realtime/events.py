@@ -98,7 +98,7 @@ class BeginResponse:
     response_id: str
     messages: list[dict[str, Any]]
     settings: SessionSettings
-    #: The memory of the items of the conversation that it may be given: what a short event can have sent.
+    #: The memory of the items of the conversation and the functions that it may be given: what a short event can send.
     kept_bytes: int = 0
 
 

@@ -105,9 +105,19 @@ class RealtimeMachine:
         """The memory of what it keeps, about."""
         coming = sum(each.size_bytes + each.item.size_bytes for each in self._coming.values())
         # The conversation counts the item of a response when it is whole.
-        made = self._response.item.size_bytes if self._response is not None else 0
-        said = memory_of(self.settings.instructions) + self.settings.tools.size_bytes
-        return self._listening.size_bytes + self.conversation.size_bytes + coming + made + said
+        made = 0
+        if self._response is not None:
+            own = self._response.settings
+            made = self._response.item.size_bytes
+            # Those of the session, unless it was given its own.
+            made += memory_of(own.instructions) if own.instructions is not self.settings.instructions else 0
+            made += own.tools.size_bytes if own.tools is not self.settings.tools else 0
+        return self._listening.size_bytes + self.conversation.size_bytes + coming + made + self.settings_bytes
+
+    @property
+    def settings_bytes(self) -> int:
+        """The memory of the session's settings, about."""
+        return memory_of(self.settings.instructions) + self.settings.tools.size_bytes
 
     def begin(self) -> list[RealtimeAction]:
         """What the client gets first."""
@@ -316,9 +326,10 @@ class RealtimeMachine:
             asked.conversation != "none",
         )
         self._response = response
+        given_bytes = sum(item.counted_bytes for item in items) + settings.tools.size_bytes
         return [
             self._send({"type": "response.created", "response": response.shown()}),
-            BeginResponse(response.response_id, messages, settings, sum(item.counted_bytes for item in items)),
+            BeginResponse(response.response_id, messages, settings, given_bytes),
         ]
 
     def _input(self, given: Sequence[NewItem | ItemReference]) -> list[ConversationItem]:

@@ -27,6 +27,7 @@ from omni_discovery.deploy.trust.bounds import Bounds, is_below
 from omni_discovery.deploy.trust.connector_settings import is_open
 from omni_discovery.deploy.trust.vllm_args import (
     MODELS,
+    MODELS_OR_CODE,
     OWN_OF_OMNI,
     PARTS,
     PICKLED_FORMATS,
@@ -235,7 +236,10 @@ def _closed_vllm(name: str, value: Any, bounds: Bounds, locate: Locate) -> Itera
             yield Closed(f"engine_args.{name}", f"{_short(value)} {kind.reason}", f"--allow {kind.allow}")
     elif name in MODELS or (name == "generation_config" and not is_setting(name, value)):
         for each in value.values() if isinstance(value, Mapping) else (value,):
-            if each is not None:
+            if name in MODELS_OR_CODE and isinstance(each, str) and "." in each and "/" not in each:
+                outermost = name.partition(".")[0]
+                yield Closed(f"engine_args.{name}", f"names code: {_short(each)}", _allow("engine-arg", outermost))
+            elif each is not None:
                 yield from _closed_model(f"engine_args.{name}", each, bounds, locate)
     elif name in PARTS and isinstance(value, Mapping):
         for key, inner in value.items():

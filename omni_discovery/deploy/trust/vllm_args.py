@@ -55,7 +55,7 @@ SETTINGS: Final = frozenset(
         *("safetensors_load_strategy", "safetensors_prefetch_block_size", "safetensors_prefetch_num_threads"),
         *("scheduler_reserve_full_isl", "scheduling_policy", "seed", "show_hidden_metrics_for_version"),
         *("skip_mm_profiling", "skip_tokenizer_init", "sleep_mode_offload_cudagraph"),
-        *("sparse_indexer_topk_backend", "spec_method", "spec_tokens", "specialize_active_lora", "stream_interval"),
+        *("sparse_indexer_topk_backend", "spec_tokens", "specialize_active_lora", "stream_interval"),
         *("swa_bounded_replay", "swap_space", "tensor_parallel_size", "tokenizer_mode", "ubatch_size"),
         *("use_fp64_gumbel", "use_replayssm", "use_tqdm_on_load", "video_pruning_method", "video_pruning_rate"),
         "watermark",
@@ -114,6 +114,11 @@ PARTS: Final[Mapping[str, frozenset[str]]] = {
 MODELS: Final = frozenset(
     ("tokenizer", "hf_config_path", "spec_model", "model_weights", "speculative_config.model", "default_mm_loras")
 )
+#: Those that vLLM takes for a class of a module, and calls, where they have a dot and no slash.
+MODELS_OR_CODE: Final = frozenset(("spec_model", "speculative_config.model"))
+_DRAFTS: Final = frozenset(
+    ("ngram", "ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "deepseek_mtp", "draft_model", "mlp_speculator")
+)
 #: Arguments whose value may only be one of these; other values are closed. Weights that are no safetensors are apart.
 CHOICES: Final[Mapping[str, frozenset[Any]]] = {
     "load_format": frozenset(("auto", "safetensors", "mistral", "fastsafetensors", "dummy")),
@@ -126,9 +131,8 @@ CHOICES: Final[Mapping[str, frozenset[Any]]] = {
             "OffloadingConnector",
         )
     ),
-    "speculative_config.method": frozenset(
-        ("ngram", "ngram_gpu", "suffix", "eagle", "eagle3", "mtp", "deepseek_mtp", "draft_model", "mlp_speculator")
-    ),
+    "speculative_config.method": _DRAFTS,
+    "spec_method": _DRAFTS | {None},
 }
 #: Load formats whose loader reads pickled weights, and methods of quantization that switch to such a loader.
 PICKLED_FORMATS: Final = frozenset(("pt", "npcache", "hf", "bitsandbytes"))

@@ -493,3 +493,18 @@ async def test_sessions_that_come_at_once_get_no_more_memory_than_there_is(monke
         await hear(first, "conversation.item.done")
         await second.send(create)
         await hear(second, "conversation.item.done")
+
+
+@pytest.mark.attack("M3")
+async def test_settings_are_changed_the_more_slowly_the_larger_they_are(hub: Served) -> None:
+    """The first changes cost nothing; of 500 kB one each half second, whatever the event itself has."""
+    async with plain(hub, max_size=None) as connection:
+        loop = asyncio.get_running_loop()
+        update = {"type": "session.update", "session": {"instructions": "x" * 500_000}}
+        await connection.send(json.dumps(update))
+        began_s = loop.time()
+        for _ in range(3):
+            await connection.send('{"type": "session.update", "session": {"turn_detection": null}}')
+        for _ in range(4):
+            await hear(connection, "session.updated")
+        assert loop.time() - began_s >= 1.4

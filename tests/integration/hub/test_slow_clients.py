@@ -212,3 +212,24 @@ async def test_clients_that_do_not_read_fill_neither_a_replica_nor_its_hub(monke
             for each in slow[1:]:
                 assert text_of(await collect(each)).endswith(f"w{WORDS - 1}")
             await until(lambda: replica.server.queue_length == 0 and not omni._queues, 30.0)
+
+
+async def test_who_is_refused_for_another_reason_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a full hub, whose only client does not read; 2. what would wait beyond its time is refused
+    3. the one that does not read still gets every word
+    """
+    monkeypatch.setattr("hub.async_omni._PATIENCE_S", 0.0)
+    with LocalReplica(HUBS, capacity=1, delay_s=DELAY_S) as replica:
+        async with hub_of(ONE, replica, config=replace(CONFIG, max_in_flight=1)) as omni:
+            slow = omni.generate({"prompt": TEXT})
+            first = await anext(slow)
+            await until(lambda: queue_of(omni).unread_since_s < monotonic(), 20.0)
+
+            def refuse(*_: object) -> None:
+                raise OverloadedError("stage 0 would begin too late", 1.0, 0)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(omni._admission, "admit", refuse)
+                with pytest.raises(OverloadedError, match="too late"):
+                    await collect(omni.generate({"prompt": "other"}))
+            assert text_of([first, *await collect(slow)]) == TEXT

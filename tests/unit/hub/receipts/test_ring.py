@@ -17,8 +17,15 @@ def test_the_oldest_make_room_and_failed_ones_are_not_pushed_out_by_others() -> 
         ring.add((f"r{number}~{number}", f"r{number}", ""), b"%d" % number, failed=False)
     assert [*ring.failed()] == [b"bad"]
     assert [*ring.served()] == [b"%d" % number for number in range(99, 89, -1)]
-    assert ring.find("bad") == [b"bad"]
-    assert ring.find("r89") == []
+    assert ring.find("bad", 10) == [b"bad"]
+    assert ring.find("r89", 10) == []
+
+
+def test_of_the_many_requests_with_one_label_those_that_failed_and_the_newest_are_found() -> None:
+    ring = ReceiptRing(100)
+    for number in range(50):
+        ring.add((f"r{number}", "", "nightly"), b"%d" % number, failed=number in {7, 9})
+    assert ring.find("nightly", 4) == [b"9", b"7", b"49", b"48"]
 
 
 def test_a_storm_of_failures_is_bounded_too() -> None:

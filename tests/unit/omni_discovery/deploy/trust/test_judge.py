@@ -49,6 +49,8 @@ OPEN = [
     vllm(pd="prefill", kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_producer"}),
     vllm(kv_transfer_config={"kv_connector_extra_config": {"mooncake_bootstrap_port": 8998}}),
     vllm(speculative_config={"method": "eagle", "model": "/models/draft", "num_speculative_tokens": 3}),
+    vllm(spec_method="eagle3", spec_model="org/draft-0.6b", spec_tokens=3),
+    vllm(spec_method="ngram", spec_tokens=3),
     vllm(pooler_config={"pooling_type": "MEAN"}, compilation_config=3, limit_mm_per_prompt={"image": {"count": 2}}),
     vllm(quantization="fp8", distributed_executor_backend="mp", generation_config="vllm"),
     {**vllm(enable_lora=True), "default_sampling_params": {"lora": {"name": "a", "path": "/models/a"}}},
@@ -89,6 +91,11 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     (vllm(generation_config="/srv/g"), "engine_args.generation_config", "--model-root /srv/g"),
     (vllm(spec_model="/srv/draft"), "engine_args.spec_model", "--model-root /srv/draft"),
     (vllm(speculative_config={"model": "/srv/draft"}), "speculative_config.model", "--model-root /srv/draft"),
+    # vLLM imports such a name, and calls what it finds.
+    (vllm(spec_model="evil.Proposer"), "engine_args.spec_model", "--allow engine-arg=spec_model"),
+    (vllm(speculative_config={"model": "evil.P"}), "speculative_config.model", "engine-arg=speculative_config"),
+    (vllm(spec_method="custom_class"), "engine_args.spec_method", "--allow engine-arg=spec_method"),
+    (vllm(spec_method="medusa"), "engine_args.spec_method", "--allow engine-arg=spec_method"),
     (vllm(default_mm_loras={"audio": "/srv/lora"}), "engine_args.default_mm_loras", "--model-root /srv/lora"),
     (vllm(distributed_executor_backend="os.path"), "distributed_executor_backend", "engine-arg=distributed_executor"),
     (vllm(distributed_executor_backend="evil"), "distributed_executor_backend", "engine-arg=distributed_executor"),
@@ -154,6 +161,7 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.attack("A3")
+@pytest.mark.attack("N2")
 @pytest.mark.parametrize(("stage", "key", "flag"), CLOSED)
 def test_whatever_can_bring_code_is_closed_and_its_flag_opens_it(stage: dict[str, Any], key: str, flag: str) -> None:
     refusal = told(stage)
