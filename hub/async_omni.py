@@ -268,6 +268,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             releases=self.releases,
             stories=self._stories,
             receipts=self._ring,
+            turns=self._turns,
             remote_replica_factory=self._remote_replica_factory,
         )
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)

@@ -95,7 +95,8 @@ class HubConfig:
     #: Bounds of the backoff before a lost connection is opened again.
     reconnect_min_s: float = 0.05
     reconnect_max_s: float = 1.0
-    #: ZMTP heartbeats: without one for ``zmq_heartbeat_timeout_s`` the session is lost.
+    #: ZMTP heartbeats: without one for ``zmq_heartbeat_timeout_s`` the session is lost. What the system of a replica's
+    #: host does not acknowledge for as long ends a connection, too.
     zmq_heartbeat_interval_s: float = 1.0
     zmq_heartbeat_timeout_s: float = 3.0
     #: How long a stage whose output the client has seen waits for its lost session to come back.

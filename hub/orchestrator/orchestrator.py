@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
@@ -42,6 +42,7 @@ from hub.replicas.events import (
 )
 from hub.replicas.factory import ClientAttacher, RemoteReplicaFactory
 from hub.replicas.health import HealthReporter
+from hub.replicas.long_turns import LongTurns
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from hub.replicas.view_pace import ViewPace
@@ -92,6 +93,10 @@ _Rpc: TypeAlias = AbortRequest | CollectiveCall
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
+#: How long the inbox may have the loop in one turn.
+_TURN_S: Final = 0.01
+
+
 @dataclass(frozen=True, slots=True)
 class ViewDue:
     """The view that waits is to be applied."""
@@ -120,6 +125,7 @@ class Orchestrator:
         releases: DeployVersions | None = None,
         stories: Stories | None = None,
         receipts: ReceiptRing | None = None,
+        turns: LongTurns | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -129,8 +135,9 @@ class Orchestrator:
         self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
         self._pools = Pools(self.stage_pools) if releases is None else releases.every
-        #: Emptied in each turn. Bounded, because sockets are read in bounded batches between two turns.
+        #: Bounded: a socket that has brought much rests until that is handled.
         self._inbox: deque[_InboxItem] = deque()
+        self._turns = turns or LongTurns()
         #: The view that is applied next, once the pace allows it.
         self._next_view: ViewChanged | None = None
         self._view_pace = ViewPace()
@@ -187,6 +194,9 @@ class Orchestrator:
                 self._take_turn()
                 while self._outbox:
                     await self.output_async_queue.put(self._outbox.popleft())
+                if self._inbox:
+                    # It is not empty by far: others have their turn before it goes on.
+                    await asyncio.sleep(0)
         finally:
             self._closed = True
             self._housekeeping.close()
@@ -277,6 +287,7 @@ class Orchestrator:
     def _post(self, item: _InboxItem) -> None:
         if not self._closed:
             self._inbox.append(item)
+            self._turns.posted += 1
             self._wake.set()
 
     def _take_turn(self) -> None:
@@ -286,8 +297,7 @@ class Orchestrator:
             if isinstance(rpc, AbortRequest) and rpc.request_id not in new:
                 self._handle(rpc)
         # Before new requests, so that replicas whose session was lost are not picked for them.
-        for _ in range(len(self._inbox)):
-            self._handle(self._inbox.popleft())
+        self._empty_inbox()
         for request in requests:
             self._handle(request)
         for rpc in rpcs:
@@ -295,6 +305,17 @@ class Orchestrator:
                 self._handle(rpc)
         if self._inbox:
             self._wake.set()
+
+    def _empty_inbox(self) -> None:
+        """Handle what waits now, for as long as others may wait for the loop; the rest has the next turn."""
+        inbox, left, handled = self._inbox, len(self._inbox), 0
+        began_s, until_s = time.thread_time(), time.perf_counter() + _TURN_S
+        while handled < left:
+            self._handle(inbox.popleft())
+            handled += 1
+            if time.perf_counter() > until_s:
+                break
+        self._turns.note_handled(handled, time.thread_time() - began_s)
 
     def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:

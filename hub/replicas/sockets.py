@@ -18,7 +18,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hub.config import HubConfig, NotConnectedError, OutOfSocketsError, QueueFullError
-from hub.replicas.long_turns import LongTurns
+from hub.replicas.long_turns import LONG_TURN_S, LongTurns
 from hub.replicas.resolver import Resolver
 from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 
-#: As a plain number: what a mask of zmq's own kind costs is felt with every message.
+#: As plain numbers: what a mask of zmq's own kind costs is felt with every message.
 _POLLIN: Final = int(zmq.POLLIN)
+_POLLOUT: Final = int(zmq.POLLOUT)
 #: Messages, and about how many bytes, taken from one socket before the other sockets and tasks get their turn: whoever
 #: bounds what waits for a client must see it as it comes. A byte of a head counts for several: it is decoded.
 _BATCH: Final = 64
@@ -41,12 +42,14 @@ _HEAD_BYTE: Final = 8
 #: What a lost connection had brought is handled at once up to this, and for so much processor time; what is behind that
 #: counts as lost with it.
 _MOST_DRAINED_BYTES: Final = 256 << 20
-_LONGEST_DRAIN_S: Final = 1.0
+_LONGEST_DRAIN_S: Final = 0.3
 #: After so many attempts that have timed out the pauses grow, up to this.
 _PATIENT: Final = 5
 _SLOWEST_S: Final = 15.0
-#: Sockets that one context may hold: each replica takes six.
-_MAX_SOCKETS: Final = 60_000
+#: A host from which nothing came for so long is asked whether it is still there.
+_KEEPALIVE_S: Final = 2
+#: Sockets that one context may hold: each replica takes seven.
+_MAX_SOCKETS: Final = 65_000
 
 #: What the system, or ZMQ's own limit, says when there are too many sockets.
 _OUT_OF_SOCKETS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -119,13 +122,13 @@ class LoopSocket:
                 self._look_again()
 
     def drain(self) -> None:
-        """Take in what has arrived, up to 256 MiB of it or for a second; the rest comes in turns, as always."""
-        left_bytes, began_s = _MOST_DRAINED_BYTES, time.thread_time()
+        """Take in what has arrived, up to 256 MiB of it or for 0.3 s; the rest comes in turns, as always."""
+        left_bytes, began_s, posted = _MOST_DRAINED_BYTES, time.thread_time(), self._turns.posted
         while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
-            left_bytes -= self._take_batch()
-            if time.thread_time() - began_s > _LONGEST_DRAIN_S:
+            left_bytes -= self._take_batch(self._turns.posted)
+            if self._took_s(began_s, posted) > _LONGEST_DRAIN_S:
                 break
-        self._end_turn(began_s)
+        self._end_turn(began_s, posted)
 
     def close(self) -> None:
         """Close without waiting for unsent messages. Idempotent."""
@@ -146,13 +149,17 @@ class LoopSocket:
         self._drain_due = False
         if self._rest is not None or self.socket.closed:
             return
-        began_s = time.thread_time()
-        self._take_batch()
-        self._end_turn(began_s)
+        began_s, posted = time.thread_time(), self._turns.posted
+        self._take_batch(posted)
+        self._end_turn(began_s, posted)
 
-    def _end_turn(self, began_s: float) -> None:
-        """Rest after a long turn, which began at that processor time; look for more after any other."""
-        rest_s = self._turns.rest_s(time.thread_time() - began_s, self._loop.time())
+    def _took_s(self, began_s: float, posted: int) -> float:
+        """What a turn takes that began at this processor time, and with so many events posted."""
+        return time.thread_time() - began_s + self._turns.owed_s(posted)
+
+    def _end_turn(self, began_s: float, posted: int) -> None:
+        """Rest after a long turn; look for more after any other."""
+        rest_s = self._turns.rest_s(self._took_s(began_s, posted), self._loop.time())
         if rest_s and self._rest is None and not self.socket.closed:
             self._rest = self._loop.call_later(rest_s, self._end_rest)
         else:
@@ -162,13 +169,13 @@ class LoopSocket:
         self._rest = None
         self._look()
 
-    def _take_batch(self) -> int:
-        """Take in some messages; return about how many bytes they were."""
+    def _take_batch(self, posted: int) -> int:
+        """Take in some messages, since ``posted`` events were there; return about how many bytes they were."""
         self._is_draining = True
         size_bytes = 0
         try:
             for _ in range(_BATCH):
-                if self.socket.closed or size_bytes > _BATCH_BYTES:
+                if self.socket.closed or size_bytes > _BATCH_BYTES or self._turns.owed_s(posted) > LONG_TURN_S:
                     break
                 try:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -200,6 +207,85 @@ class ConnectionListener(Protocol):
     def connection_missed(self) -> None:
         """An attempt to connect has failed: no process listens there, or the network is cut."""
 
+    def fell_silent(self) -> None:
+        """The process does not answer heartbeats, or is gone: its connections are worth nothing."""
+
+
+class Pulse:
+    """A connection for heartbeats alone: it is lost to a process that says nothing.
+
+    The others can't have them: libzmq 4.3.5 ends this process with the next heartbeat after a connection has broken
+    whose receive queue is full. This one keeps one message, which nobody reads, so that its queue is never full.
+    """
+
+    def __init__(
+        self,
+        context: ZmqContext,
+        identity: str,
+        keys: tuple[KeyPair, str] | None,
+        config: HubConfig,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._on_lost, self._is_up = on_lost, False
+        self._timeout_s = config.connect_timeout_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._endpoint = ""
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket(zmq.DEALER)
+        try:
+            _configure(self._socket, identity, keys, config)
+            self._socket.setsockopt(zmq.CONFLATE, 1)
+            self._socket.setsockopt(zmq.HEARTBEAT_IVL, _ms(config.zmq_heartbeat_interval_s))
+            self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _ms(config.zmq_heartbeat_timeout_s))
+        except BaseException:
+            self._socket.close(linger=0)
+            raise
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._look)
+
+    def connect(self, endpoint: str, longest_pause_s: float) -> None:
+        """Connect there, and there alone."""
+        self._hang_up()
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(longest_pause_s))
+        self._socket.connect(endpoint)
+        self._endpoint = endpoint
+        self._look()
+
+    def insist(self) -> None:
+        """The process takes connections: try again for as long as this one is refused, which ZMQ does not."""
+        self._timer = self._timer or self._loop.call_later(self._timeout_s, self._try_again)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close(linger=0)
+
+    def _hang_up(self) -> None:
+        self._is_up = False
+        if self._endpoint:
+            _disconnect(self._socket, self._endpoint)
+            self._endpoint = ""
+
+    def _try_again(self) -> None:
+        self._timer = None
+        self._look()
+        if not self._is_up and (endpoint := self._endpoint):
+            self._hang_up()
+            self._socket.connect(endpoint)
+            self._endpoint = endpoint
+            self.insist()
+
+    def _look(self) -> None:
+        """Something has changed: of a connection that stands it can be sent to, of any other it can't."""
+        if self._socket.closed:
+            return
+        was_up, self._is_up = self._is_up, bool(int(self._socket.getsockopt(zmq.EVENTS)) & _POLLOUT)
+        if was_up and not self._is_up:
+            self._on_lost()
+
 
 class DealerConnection:
     """One DEALER to one ROUTER, with its monitor. ZMQ connects again by itself, but not after a refused handshake."""
@@ -215,8 +301,11 @@ class DealerConnection:
         listener: ConnectionListener,
         resolver: Resolver,
         turns: LongTurns,
+        pulse: Pulse | None = None,
     ) -> None:
         self.connected = False
+        #: Connects to the same address, if this is the one of the two that has it.
+        self._pulse = pulse
         #: Why there is no number for the host's name; empty where there is one.
         self.unresolved = ""
         #: The replica refused the handshake, perhaps because it does not know this hub yet: ZMQ does not try again.
@@ -265,15 +354,18 @@ class DealerConnection:
             return
         self._misses += is_late
         self.refused, self._begun_at_s = False, now_s
-        socket = self._dealer.socket
-        try:
-            if self._endpoint:
-                socket.disconnect(self._endpoint)
-        except zmq.ZMQError as error:
-            # libzmq gives a connection whose handshake was refused up for good, and forgets it.
-            if error.errno != errno.ENOENT:
-                raise
-        self._dial(socket)
+        self._dial_again()
+
+    def drop(self) -> None:
+        """Lose a connection that stands, as if it were broken, and connect again."""
+        if self.connected:
+            self._lose()
+            self._dial_again()
+
+    def _dial_again(self) -> None:
+        if self._endpoint:
+            _disconnect(self._dealer.socket, self._endpoint)
+        self._dial(self._dealer.socket)
 
     @property
     def _longest_pause_s(self) -> float:
@@ -296,10 +388,14 @@ class DealerConnection:
         self._attempts += 1
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(self._longest_pause_s))
         socket.connect(self._endpoint)
+        if self._pulse is not None:
+            self._pulse.connect(self._endpoint, self._longest_pause_s)
 
     def close(self) -> None:
-        """Close both sockets at once. Idempotent."""
+        """Close its sockets at once. Idempotent."""
         self.connected = False
+        if self._pulse is not None:
+            self._pulse.close()
         if not self._dealer.socket.closed:
             self._dealer.socket.disable_monitor()
         self._monitor.close()
@@ -309,6 +405,8 @@ class DealerConnection:
         event = int(parse_monitor_message(frames)["event"])
         if event & UP_EVENTS:
             self.connected, self.refused, self._misses = True, False, 0
+            if self._pulse is not None:
+                self._pulse.insist()
             self._listener.connection_made(self._name)
             return
         if event & MISSED_EVENTS:
@@ -322,11 +420,14 @@ class DealerConnection:
         if self.refused:
             self.refused_at_s = asyncio.get_running_loop().time()
         if self.connected:
-            # What the replica sent before the connection was lost still counts.
-            self._dealer.drain()
-            self.connected = False
-            self._begun_at_s = asyncio.get_running_loop().time()
-            self._listener.connection_lost(self._name)
+            self._lose()
+
+    def _lose(self) -> None:
+        # What the replica sent before the connection was lost still counts.
+        self._dealer.drain()
+        self.connected = False
+        self._begun_at_s = asyncio.get_running_loop().time()
+        self._listener.connection_lost(self._name)
 
 
 def open_connections(
@@ -347,18 +448,34 @@ def open_connections(
     identity = f"{hub_id}/{secrets.token_hex(16)}"
     addrs: dict[SocketName, str] = {"input": info.input_addr, "output": info.output_addr}
     connections: dict[SocketName, DealerConnection] = {}
+    pulse: Pulse | None = None
     try:
+        pulse = Pulse(context, f"{identity}/pulse", keys, config, listener.fell_silent)
         for name, addr in addrs.items():
-            connections[name] = DealerConnection(context, name, addr, identity, keys, config, listener, resolver, turns)
+            own = pulse if name == "output" else None
+            connections[name] = DealerConnection(
+                context, name, addr, identity, keys, config, listener, resolver, turns, own
+            )
     except (zmq.ZMQError, ValueError) as error:
         for connection in connections.values():
             connection.close()
+        if pulse is not None:
+            pulse.close()
         if isinstance(error, ConfigError):
             raise
         if isinstance(error, zmq.ZMQError) and error.errno in _OUT_OF_SOCKETS:
             raise OutOfSocketsError(f"this hub has no file descriptor left for it ({error})") from error
         raise ConfigError(f"its addresses can't be connected to: {error}") from error
     return connections
+
+
+def _disconnect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    try:
+        socket.disconnect(endpoint)
+    except zmq.ZMQError as error:
+        # libzmq gives a connection whose handshake was refused up for good, and forgets it.
+        if error.errno != errno.ENOENT:
+            raise
 
 
 def _has_messages(socket: zmq.Socket[bytes]) -> bool:
@@ -378,8 +495,10 @@ def _configure(socket: zmq.Socket[bytes], identity: str, keys: tuple[KeyPair, st
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(config.reconnect_max_s))
     socket.setsockopt(zmq.CONNECT_TIMEOUT, _ms(config.connect_timeout_s))
     socket.setsockopt(zmq.HANDSHAKE_IVL, _ms(config.handshake_timeout_s))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _ms(config.zmq_heartbeat_interval_s))
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _ms(config.zmq_heartbeat_timeout_s))
+    socket.setsockopt(zmq.TCP_MAXRT, _ms(config.zmq_heartbeat_timeout_s))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 1)
     if keys is not None:
         secure_client(socket, *keys)
 

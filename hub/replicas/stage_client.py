@@ -198,6 +198,11 @@ class StageClient:
                 self._on_event(AbortEnded(self, request_id))
             self._on_event(ProcessGone(self))
 
+    def fell_silent(self) -> None:
+        """End the session, and connect anew."""
+        for connection in self._connections.values():
+            connection.drop()
+
     def _keep_ticking(self) -> None:
         if self._ticker is None and not self._closed:
             self._ticker = self._loop.call_later(self._config.hello_interval_s, self._tick)

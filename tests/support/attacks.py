@@ -208,6 +208,9 @@ ATTACKS: Final = (
     Attack("M10", "realtime items of hundreds of sounds of one sample", "refused: 16 an item, each of 100 ms"),
     Attack("M11", "a $ref of thousands of names, from each of dozens of places", "refused; checked once a request"),
     Attack("M12", "realtime functions of thousands of empty lists", "counted with their memory"),
+    Attack("N1", "a replica fills its hub's receive queue, then breaks the connection", "the hub lives"),
+    Attack("N2", "a pipeline in etcd names a class as vLLM's draft model", "refused on the replica's host"),
+    Attack("N3", "millions of small valid frames of one replica", "it rests for them; others are served"),
 )
 
 #: Rows without a test, and why.

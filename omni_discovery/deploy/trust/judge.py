@@ -236,16 +236,21 @@ def _closed_vllm(name: str, value: Any, bounds: Bounds, locate: Locate) -> Itera
             yield Closed(f"engine_args.{name}", f"{_short(value)} {kind.reason}", f"--allow {kind.allow}")
     elif name in MODELS or (name == "generation_config" and not is_setting(name, value)):
         for each in value.values() if isinstance(value, Mapping) else (value,):
-            if name in MODELS_OR_CODE and isinstance(each, str) and "." in each and "/" not in each:
-                outermost = name.partition(".")[0]
-                yield Closed(f"engine_args.{name}", f"names code: {_short(each)}", _allow("engine-arg", outermost))
-            elif each is not None:
-                yield from _closed_model(f"engine_args.{name}", each, bounds, locate)
+            if each is not None:
+                yield from _closed_model_of_vllm(name, each, bounds, locate)
     elif name in PARTS and isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _closed_vllm(f"{name}.{key}", inner, bounds, locate)
     elif not (is_setting(name, value) or (name in _KINDS and value in (None, False))):
         yield from _closed_argument(name, value, bounds)
+
+
+def _closed_model_of_vllm(name: str, value: Any, bounds: Bounds, locate: Locate) -> Iterator[Closed]:
+    place = f"engine_args.{name}"
+    if name in MODELS_OR_CODE and isinstance(value, str) and "." in value and "/" not in value:
+        yield Closed(place, f"names code: {_short(value)}", _allow("engine-arg", name.partition(".")[0]))
+    else:
+        yield from _closed_model(place, value, bounds, locate)
 
 
 @dataclass(frozen=True, slots=True)

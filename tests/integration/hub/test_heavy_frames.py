@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from hub.replicas.events import FrameDropped
 from hub.replicas.long_turns import LongTurns
 from hub.replicas.sockets import LoopSocket
 from omni_discovery import wire
@@ -132,3 +133,51 @@ def test_heads_of_millions_of_maps_cost_a_hub_neither_memory_nor_its_time(
         hub.stop()
         honest.communicate()
         hostile.communicate()
+
+
+@pytest.mark.attack("N3")
+async def test_frames_without_number_that_each_cost_little_leave_the_loop_to_others() -> None:
+    """Half a million refused frames wait for the hub: nobody waits long for the loop, and a chat is served."""
+    async with running_hub(FakeReplica()) as omni:
+        orchestrator = omni._orchestrator
+        assert orchestrator is not None
+        (client,) = orchestrator._membership.clients.values()
+        for _ in range(500_000):
+            orchestrator._post(FrameDropped(client, "session"))
+        longest_s = 0.0
+        while orchestrator._inbox:
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+        assert longest_s < 0.2
+        assert text_of(await collect(omni.generate({"prompt": "still here"}))) == "still here "
+        assert omni.metrics.get_sample_value("omni_hub_dropped_frames_total", {"reason": "session"}) == 500_000
+
+
+@pytest.mark.attack("N3")
+async def test_a_socket_rests_for_the_events_that_it_has_posted() -> None:
+    """1. each message posts a thousand events, of which each takes a tenth of a millisecond; reading takes no time
+    2. a hundred messages are ten seconds of work: in one second a tenth of them is taken in, not all
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    turns, heard = LongTurns(), 0
+    turns.note_handled(1, 0.0001 / 0.3)
+
+    def post(_: list[bytes]) -> None:
+        nonlocal heard
+        heard += 1
+        turns.posted += 1000
+
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.bind("inproc://events")
+    far.connect("inproc://events")
+    socket = LoopSocket(near, post, turns)
+    try:
+        for _ in range(100):
+            far.send(b"many")
+        await asyncio.sleep(1.0)
+        assert 1 <= heard <= 20
+    finally:
+        socket.close()
+        far.close(linger=0)
+        context.term()
