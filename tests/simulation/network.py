@@ -147,7 +147,8 @@ class Pipe:
         for name in ("hub", "router"):
             side, other = self._both(name)
             is_heard = self._is_passable(other, side) and self._is_passable(side, other) and not other.process.is_paused
-            if is_heard or not side.is_open:
+            has_heartbeats = name == "hub" or self.router.has_heartbeats
+            if is_heard or not side.is_open or not has_heartbeats:
                 side.silent = 0
             elif not side.silent:
                 self._timers += 1
@@ -158,7 +159,7 @@ class Pipe:
     def _found_silent(self, name: str, timer: int) -> None:
         side, _ = self._both(name)
         if side.silent == timer and side.is_open:
-            self._world.run_in(side.process, lambda: self._lost(name))
+            self._world.run_in(side.process, self.hub.fell_silent if name == "hub" else lambda: self._lost(name))
 
     def _lost(self, name: str) -> None:
         """The end finds that the connection is over."""
@@ -221,6 +222,18 @@ class SimConnection:
         """ZMQ's own attempts go on; one that hangs is begun again."""
         if not self.connected and now_s - self._begun_at_s > self._config.connect_timeout_s:
             self._begin()
+
+    def fell_silent(self) -> None:
+        """No heartbeat has come for too long."""
+        if self.connected and not self._is_closed:
+            self._listener.fell_silent()
+
+    def drop(self) -> None:
+        """The connection is over, and another one is made."""
+        pipe = self._pipe
+        if pipe is not None and self.connected:
+            pipe.close("hub")
+            self.pipe_lost(pipe)
 
     def close(self) -> None:
         self._is_closed = True
@@ -287,8 +300,8 @@ class SimConnection:
 class SimRouter:
     """A replica's ROUTER socket: the interface of Router."""
 
-    def __init__(self, world: World, process: Process) -> None:
-        self._world, self.process = world, process
+    def __init__(self, world: World, process: Process, *, has_heartbeats: bool) -> None:
+        self._world, self.process, self.has_heartbeats = world, process, has_heartbeats
         self.peers = Peers(has_keys=False)
         self.socket = self
         self.listener = None

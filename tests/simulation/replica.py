@@ -495,9 +495,8 @@ def patches() -> list[tuple[Any, str, Any]]:
         def eventfd_read(_fd: int) -> int:
             return 0
 
-    def router(context: object, config: object, bind_host: str, keys: object, hubs_of_key: object) -> SimRouter:
-        del context, config, bind_host, keys, hubs_of_key
-        return SimRouter(current_world(), current_process())
+    def router(*_: object, has_heartbeats: bool) -> SimRouter:
+        return SimRouter(current_world(), current_process(), has_heartbeats=has_heartbeats)
 
     return [
         (server_module, "zmq", _Zmq),
