@@ -54,9 +54,9 @@ omni-test: setup-test setup-omni ## the engine of vLLM-Omni's stages with tiny m
 	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni.py tests/e2e/test_vllm_omni_api.py tests/e2e/test_vllm_omni_pictures.py \
 		tests/e2e/test_vllm_omni_demo.py tests/e2e/test_omni_deploy_file.py $(PYTEST_ARGS)
 
-omni-long: omni-test ## tiny Qwen2.5-Omni and Qwen3-Omni models: text, sound and pictures, replicas of each stage killed
+omni-long: omni-test ## tiny Qwen2.5-Omni and Qwen3-Omni models: text, sound and pictures, replicas killed; speech by each connector
 	@.venv-omni/bin/python -m pytest tests/contract/test_vllm_omni_qwen.py tests/contract/test_vllm_omni_media.py $(PYTEST_ARGS)
-	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni_qwen.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest tests/e2e/test_vllm_omni_qwen.py tests/e2e/test_vllm_omni_connectors.py $(PYTEST_ARGS)
 
 bench: setup-demo ## the hub's own time per request and the registry's figures; PEER_WHEEL=path adds vLLM-Omni's columns
 	@$(BIN)/python -m tests.bench.hub_overhead --out demo-output/bench-hub.json

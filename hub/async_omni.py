@@ -197,7 +197,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self._admission = Admission(self.releases, self._config)
         self._ring = ReceiptRing(self._config.receipts) if keeps else None
         #: What became of requests, and why they went where they went. Used on the hub's loop.
-        self.receipts = ReceiptBook(hub_id, policy, self._ring, pools, self._running, self._encode_receipt)
+        self.receipts = ReceiptBook(
+            hub_id, policy, self._ring, pools, self._running, self._encode_receipt, self._unread_since_s
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._orchestrator: Orchestrator | None = None
         #: Guards the next two, which the registry's thread uses, too.
@@ -254,7 +256,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         loop = asyncio.get_running_loop()
         self._context = make_context()
         config = self._config
-        self.hub_metrics.watch(self.releases.every)
+        self.hub_metrics.watch(self.releases.every, lambda: self.is_revoked)
         self.hub_metrics.watch_wanted(self.releases.wanted_count, self.graph.stage_ids)
         self.hub_metrics.pipeline_not_followed.set_function(lambda: bool(self.releases.problem))
         self._orchestrator = Orchestrator(
@@ -271,6 +273,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             turns=self._turns,
             remote_replica_factory=self._remote_replica_factory,
         )
+        self._orchestrator.health.unread_since_s = self._unread_since_s
         delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
         self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
         for task in self._tasks:
@@ -287,6 +290,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def apply_view(self, view: View, delta: Delta) -> None:
         """Apply a new view of the registry. From any thread, also before ``start`` and after ``close``."""
         self._stale_since_s = view.stale_since_s
+        self.hub_metrics.count_changes(view, delta)
         was_revoked, self.is_revoked = self.is_revoked, self.hub_id in view.revoked
         log_revocation(self.hub_id, before=was_revoked, now=self.is_revoked)
         with self._lock:
@@ -305,6 +309,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         return None if since_s is None else max(0.0, time.time() - since_s)
 
     def _count_refusal(self, error: OverloadedError) -> None:
+        self.hub_metrics.count_refusal(error.stage_id)
         if self._orchestrator is not None:
             self._orchestrator.health.recent.count_refusal(error.stage_id, time.monotonic())
 
@@ -552,6 +557,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
 
     def _running(self) -> list[Active]:
         return [] if self._orchestrator is None else self._orchestrator.running()
+
+    def _unread_since_s(self) -> dict[str, float]:
+        return {inner_id: queue.unread_since_s for inner_id, queue in self._queues.items()}
 
     def _encode_receipt(self, request_id: str) -> bytes:
         return self._running_orchestrator().encode_receipt(request_id)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hub.pool.stage_pool import StagePool
     from hub.pool.versions import Pools
     from omni_discovery.metrics.samples import HostSamples
+    from omni_discovery.view.table import Delta, View
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
@@ -28,6 +29,10 @@ _STAGE_BUCKETS_S: Final = (
 
 #: Names of API keys that metrics tell apart.
 _MOST_KEYS: Final = 100
+
+#: A beat that takes longer than two seconds is given up.
+_ECHO_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_VIEW_CHANGES: Final = ("added", "updated", "removed")
 
 #: The kinds of tokens, as a usage names them.
 _TOKEN_TYPES: Final = ("prompt", "completion")
@@ -84,6 +89,12 @@ class HubMetrics:
             "omni_hub_request_failures",
             "Requests that ended with an error, by the stage and the replica at fault and the outcome.",
             ["stage", "replica", "outcome"],
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "omni_hub_requests_refused",
+            "Requests that were refused with 429 as they came, by the stage that had no room; empty: the hub had none.",
+            ["stage"],
             registry=self.registry,
         )
         self._keys = Counter(
@@ -194,6 +205,25 @@ class HubMetrics:
             "How long the hub's view of the registry has not been proved fresh; 0 while it is.",
             registry=self.registry,
         )
+        self._view_changes = Counter(
+            "omni_hub_view_changes",
+            "Records of replicas that the registry brought to the view, by what they changed.",
+            ["change"],
+            registry=self.registry,
+        )
+        for change in _VIEW_CHANGES:
+            self._view_changes.labels(change)
+        self._unreadable = Gauge(
+            "omni_hub_view_unreadable_keys",
+            "Keys under the prefix whose value can't be read: each hides what it describes.",
+            registry=self.registry,
+        )
+        self._echo = Histogram(
+            "omni_hub_view_echo_seconds",
+            "From the write of the hub's beat to its return on the watch: how late the registry's news arrive.",
+            buckets=_ECHO_BUCKETS_S,
+            registry=self.registry,
+        )
         self._view_counters = {
             name: Counter(f"omni_hub_{metric}", text, registry=self.registry)
             for name, (metric, text) in _VIEW_COUNTERS.items()
@@ -209,7 +239,7 @@ class HubMetrics:
         self._stage = Histogram(
             "omni_hub_stage_seconds",
             "Where the time of a stage went, of those that were done: 'queue', 'submit', 'first_output', 'generate',"
-            " 'transfer', as in a request's timings.",
+            " 'transfer' and 'total', as in a request's timings.",
             ["stage", "part"],
             buckets=_STAGE_BUCKETS_S,
             registry=self.registry,
@@ -218,20 +248,30 @@ class HubMetrics:
         self._parts: dict[tuple[int, str], Histogram] = {}
         add_build_info(self.registry, "hub")
 
-    def watch(self, pools: Pools) -> None:
-        """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected."""
+    def watch(self, pools: Pools, is_revoked: Callable[[], bool]) -> None:
+        """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected.
+
+        No replica takes work from a hub that is revoked.
+        """
+
+        def able(pools: Callable[[], Collection[StagePool]], count: Callable[[Pool], int]) -> float:
+            return 0.0 if is_revoked() else _sum(pools, count)
+
         for stage_id in pools.stage_ids:
             of_stage = partial(pools.of_stage, stage_id)
+            # From 0 on: of a counter that begins at 1, Prometheus sees no increase.
+            for counter in (self._refused, self.session_losses, self.retries, self.continued):
+                counter.labels(stage_id)
             self.registered.labels(stage_id).set_function(
                 partial(_sum, of_stage, lambda pool: pool.members.registered_count)
             )
             self.pickable.labels(stage_id).set_function(
-                partial(_sum, of_stage, lambda pool: pool.members.pickable_count)
+                partial(able, of_stage, lambda pool: pool.members.pickable_count)
             )
             self.held.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.held_count))
             self.waiting.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.queue)))
             self.ejected.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: len(pool.outliers)))
-            self.slots.labels(stage_id).set_function(partial(_sum, of_stage, lambda pool: pool.members.slots))
+            self.slots.labels(stage_id).set_function(partial(able, of_stage, lambda pool: pool.members.slots))
 
     def watch_wanted(self, wanted: Callable[[int], int], stage_ids: Collection[int]) -> None:
         """Read how many replicas each stage should have when metrics are collected."""
@@ -258,6 +298,16 @@ class HubMetrics:
         counter = self._view_counters.get(name)
         if counter is not None:
             counter.inc()
+
+    def count_changes(self, view: View, delta: Delta) -> None:
+        """Count what the registry has changed in the view. From any thread."""
+        for change, records in zip(_VIEW_CHANGES, (delta.added, delta.updated, delta.removed), strict=True):
+            self._view_changes.labels(change).inc(len(records))
+        self._unreadable.set(len(view.bad))
+
+    def count_refusal(self, stage_id: int | None) -> None:
+        """Count a request that was refused since this stage, or None, the hub, had no room for it."""
+        self._refused.labels("" if stage_id is None else stage_id).inc()
 
     def count_key(self, name: str) -> None:
         """Count a request that came in with the key of this name."""
@@ -301,6 +351,10 @@ class HubMetrics:
             retries=sum(value for _, value in _totals(self.retries)),
             continued=sum(value for _, value in _totals(self.continued)),
         )
+
+    def observe_echo(self, seconds: float) -> None:
+        """Count the seconds from the write of a beat to its return. From any thread."""
+        self._echo.observe(seconds)
 
     def observe_in(self, seconds: float) -> None:
         """Count the seconds from a request's last byte to its first dispatch."""

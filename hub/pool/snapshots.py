@@ -133,7 +133,8 @@ def why_out(entry: Entry, avoid: Collection[str]) -> str:
         return "its send queue is full"
     if entry.load >= entry.capacity:
         return "full: all its slots are taken"
-    return "no credit of this hub is left"
+    free = ", though it reports free slots" if entry.own_load() < entry.capacity else ""
+    return f"without a credit of this hub{free}"
 
 
 def picking_of(snapshot: PoolSnapshot, stage_id: int, policy: str) -> Picking:

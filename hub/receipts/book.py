@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from hub.pool.snapshots import candidate_of, row_of, why_out
+from hub.pool.status import slow_ones
 from hub.receipts.raw import (
     RETRY_BUDGET,
     SLOT,
@@ -33,6 +34,7 @@ from omni_discovery.receipts.receipt import (
     StageAttempt,
     WaitingWork,
 )
+from omni_discovery.records.schema import ReplicaStatus
 
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
@@ -45,6 +47,8 @@ _MOST_SEARCHED: Final = 2000
 #: Waiting work, and requests, that one answer names at most; receipts of one name.
 MOST_LISTED: Final = 1000
 MOST_FOUND: Final = 100
+#: An answer that lies for less is on its way.
+_UNREAD_S: Final = 5.0
 
 
 class RunningRequest(Protocol):
@@ -68,7 +72,11 @@ class RunningRequest(Protocol):
 
 
 class ReceiptBook:
-    """Used on the hub's loop. ``encode`` gives the receipt of a request under way."""
+    """Used on the hub's loop. ``encode`` gives the receipt of a request under way.
+
+    ``unread_since_s`` tells, by request id, since when the oldest output waits for its client, monotonic; infinity
+    where none does.
+    """
 
     def __init__(
         self,
@@ -78,6 +86,7 @@ class ReceiptBook:
         pools: Pools,
         running: Callable[[], Iterable[RunningRequest]],
         encode: Callable[[str], bytes],
+        unread_since_s: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._hub_id = hub_id
         self._policy = policy
@@ -85,6 +94,7 @@ class ReceiptBook:
         self._pools = pools
         self._running = running
         self._encode = encode
+        self._unread_since_s = unread_since_s
 
     @property
     def is_kept(self) -> bool:
@@ -109,8 +119,10 @@ class ReceiptBook:
         return sorted(lines, key=lambda each: each.received_at, reverse=True)[:limit]
 
     def waiting(self, limit: int = MOST_LISTED) -> list[WaitingWork]:
-        """The work that can't leave now, that which waits for the longest time first."""
-        found = [work for each in self._running() for work in self._waits_of(each)]
+        """The work that can't go on now, that which waits for the longest time first."""
+        running = list(self._running())
+        found = [work for each in running for work in self._waits_of(each)]
+        found += self._unread({each.request.request_id: each for each in running})
         return sorted(found, key=lambda each: -each.since_s)[:limit]
 
     def _waits_of(self, each: RunningRequest) -> Iterable[WaitingWork]:
@@ -130,6 +142,21 @@ class ReceiptBook:
                     text = {RETRY_BUDGET: "the retry budget", TRIAL: "a trial"}.get(what, what)
                 since_s = now_s - run.dispatched_at_s
                 yield named(stage=stage_id, attempt=run.attempt, since_s=since_s, what=text)
+
+    def _unread(self, running: Mapping[str, RunningRequest]) -> Iterable[WaitingWork]:
+        """The requests whose client lets its answer lie; of one that has ended, only the client's name is known."""
+        now_s = time.monotonic()
+        for request_id, since_s in self._unread_since_s().items():
+            if now_s - since_s < _UNREAD_S:
+                continue
+            each = running.get(request_id)
+            yield WaitingWork(
+                request_id=request_id,
+                shown_id=request_id.rpartition("~")[0] if each is None else each.request.shown_id,
+                label="" if each is None else each.request.label,
+                since_s=now_s - since_s,
+                what="its client, which does not read what is there of its answer",
+            )
 
     def replica(self, stage_id: int, replica_id: int) -> ReplicaReport | None:
         """Why a replica gets what it gets; None if this hub knows none of that name. Raise KeyError for no stage."""
@@ -203,6 +230,11 @@ def why_little(pool: StagePool, entry: Entry, counts: Counter[str], chosen: int)
     """Why a replica gets nothing, or less than others, each with what to do."""
     name, out = entry.info.name, why_out(entry, ())
     reasons = [f"{out}{_remedy(entry, out)}"] if out else []
+    own_id = entry.info.replica_id
+    slow = [each for each in slow_ones(pool.core.members, time.monotonic()) if each.replica_id == own_id]
+    reasons += [f"slow: {each.reason}; to give it less: omni weight {name} 0.5" for each in slow]
+    if entry.info.reason and entry.info.status is ReplicaStatus.UP:
+        reasons.append(f"its record says: {entry.info.reason}")
     others = [each for each in pool.core.members if each is not entry and each.tier >= 0]
     if entry.tier > 0 and any(each.tier == 0 for each in others):
         reasons.append("others have the labels that this hub prefers (--label), and free slots: they go first")

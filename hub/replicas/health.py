@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from hub.pool.status import slow_ones
 from hub.replicas.lost import LostReplicas
 from hub.request.recent import RecentRequests
-from omni_discovery.records.health import MOST_TROUBLES, HubHealth, StageLoad
+from omni_discovery.records.health import MOST_TROUBLES, HubHealth, StageLoad, UnreadAnswers
 
 if TYPE_CHECKING:
     from hub.pool.versions import Pools
@@ -24,6 +26,8 @@ _PERIOD_S: Final = 1.0
 #: be due.
 _COUNTS_PERIOD_S: Final = 5.0
 _LONGEST_S: Final = 30.0
+#: A client reads too slowly that has left something unread for so long. What is buffered on its way to it is read.
+_UNREAD_S: Final = 10.0
 
 
 def _ignore() -> None:
@@ -41,6 +45,8 @@ class HealthReporter:
         self.report = HubHealth()
         #: Called on the loop when the report has changed in a way that must not wait for the next beat.
         self.on_change: Callable[[], None] = _ignore
+        #: Since when the oldest output of each request waits for its client, monotonic; infinity where none does.
+        self.unread_since_s: Callable[[], Mapping[str, float]] = dict
         self._announced = HubHealth()
         self._announced_at_s = float("-inf")
         self._timer: asyncio.TimerHandle | None = None
@@ -68,6 +74,7 @@ class HealthReporter:
             troubles=troubles[:MOST_TROUBLES],
             more=max(0, len(troubles) - MOST_TROUBLES),
             loads=self._loads(now_s, wall_s),
+            unread=self._unread(now_s, wall_s),
         )
         has_news, quiet_s = _names(report) != _names(self._announced), now_s - self._announced_at_s
         counts = (report.failed, report.loads) != (self._announced.failed, self._announced.loads)
@@ -94,6 +101,10 @@ class HealthReporter:
             if waiting[stage_id] or refused[stage_id]
         ]
 
+    def _unread(self, now_s: float, wall_s: float) -> UnreadAnswers | msgspec.UnsetType:
+        late = [since_s for since_s in self.unread_since_s().values() if now_s - since_s >= _UNREAD_S]
+        return UnreadAnswers(count=len(late), since=wall_s - (now_s - min(late))) if late else msgspec.UNSET
+
     def _on_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_PERIOD_S, self._on_timer)
         try:
@@ -104,6 +115,7 @@ class HealthReporter:
 
 
 def _names(report: HubHealth) -> tuple[object, ...]:
-    """What an operator should see at once: which replicas are in which trouble, and which stages fail."""
+    """What an operator should see at once: which replicas are in which trouble, which stages fail, and slow clients."""
     troubles = {(each.stage_id, each.replica_id, each.epoch, each.kind, each.is_picked) for each in report.troubles}
-    return frozenset(troubles), report.more, frozenset(each.stage_id for each in report.failures)
+    failing = frozenset(each.stage_id for each in report.failures)
+    return frozenset(troubles), report.more, failing, isinstance(report.unread, UnreadAnswers)

@@ -209,7 +209,7 @@ def summary_output(
 
 
 #: The timings of one stage that are exported as metrics and in traces.
-STAGE_PARTS: Final = ("queue", "submit", "first_output", "generate", "transfer")
+STAGE_PARTS: Final = ("queue", "submit", "first_output", "generate", "transfer", "total")
 
 
 def name_of(stage_id: int, part: str) -> str:

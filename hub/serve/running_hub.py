@@ -271,6 +271,7 @@ class RunningHub:
                 saved_view=saved_view,
                 applied_revision=omni.applied_revision,
                 count=omni.hub_metrics.count_view,
+                observe_echo=omni.hub_metrics.observe_echo,
                 serves=lambda: omni.releases.served,
                 health=omni.health,
             ),

@@ -163,6 +163,8 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     took_s: float | None = None
     outcome: str = ""
     error: str = ""
+    #: Why the last attempt that failed did.
+    reason: str = ""
     #: Where it was sent, in that order; a replica stands twice if it was sent there twice.
     replicas: list[str] = []
     #: How long each of those worked, from the send to the end of its stage; None: it did not come to that.
@@ -170,12 +172,13 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class WaitingWork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stage's work of a request that can't leave now, and what it waits for."""
+    """One stage's work of a request that can't leave now, or an answer that is not read; and what it waits for."""
 
     request_id: str
     shown_id: str = ""
     label: str = ""
-    stage: int
+    #: None for an answer.
+    stage: int | None = None
     attempt: int = 0
     since_s: float = 0.0
     what: str = ""

@@ -83,6 +83,13 @@ class StageLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     refused_at: float = 0.0
 
 
+class UnreadAnswers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The requests whose clients leave what was made for them unread, and since when the first of them does."""
+
+    count: _Count = 0
+    since: float = 0.0
+
+
 class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One hub's report: the requests that ended within the last ``window_s``, and replicas in trouble."""
 
@@ -95,6 +102,8 @@ class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     more: _Count = 0
     #: The stages for which something waits or was refused; absent from hubs that do not count that, as older ones.
     loads: list[StageLoad] | msgspec.UnsetType = msgspec.UNSET
+    #: Clients that read too slowly; absent where there is none.
+    unread: UnreadAnswers | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def failed(self) -> int:

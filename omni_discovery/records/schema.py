@@ -97,6 +97,7 @@ class ReplicaInfo:
     voices: Sequence[str] = field(default_factory=list)
     #: The parameters of a request by name; None: not told.
     params: Mapping[str, ParamBounds] | None = None
+    lost_slots: int = 0
     leased: bool = True
 
     @property
@@ -187,6 +188,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     voices: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=MOST_VOICES)] | msgspec.UnsetType = msgspec.UNSET
     #: What a request's parameters may be, by name: it refuses all others. Absent: not told.
     params: _Params | msgspec.UnsetType = msgspec.UNSET
+    #: Slots that serve nobody though requests wait, as ``reason`` says; absent for none.
+    lost_slots: _Count | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int, *, leased: bool = True) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""

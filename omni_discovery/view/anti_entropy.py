@@ -30,7 +30,7 @@ class NotProvedError(RegistryUnavailableError):
     """The watch is open, but its view could not be proved fresh in time."""
 
 
-def _ignore(_name: str) -> None:
+def _ignore(_event: str | float) -> None:
     return None
 
 
@@ -47,6 +47,8 @@ class AntiEntropyOptions:
     applied_revision: Callable[[], int] | None = None
     #: Counts, by name: ``relist``, ``bad_value``, ``repair``, ``unproved``.
     count: Callable[[str], None] = _ignore
+    #: Gets the seconds from the write of each beat to its return on the watch.
+    observe_echo: Callable[[float], None] = _ignore
 
 
 class AntiEntropy:
@@ -104,7 +106,9 @@ class AntiEntropy:
             if not isinstance(event, PutEvent) or event.item.key != self._beat.key:
                 continue
             if self._beat.is_echo(event.item.value):
-                self._freshness.beat_echoed()
+                took_s = self._freshness.beat_echoed(self._clock.monotonic_s())
+                if took_s is not None:
+                    self._options.observe_echo(took_s)
                 self._wake.set()
         if delta:
             self._freshness.news_arrived(self._clock.monotonic_s())

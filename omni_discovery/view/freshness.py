@@ -68,11 +68,13 @@ class Freshness:
         """A replica waits for this hub's acknowledgement, or its report changed: beat as soon as the rate allows."""
         self._is_asked = True
 
-    def beat_echoed(self) -> None:
-        """The last beat has arrived on the watch."""
-        if self._is_out:
-            self._is_out = False
-            self.fresh_at_s = max(self.fresh_at_s, self._beat_at_s)
+    def beat_echoed(self, now_s: float) -> float | None:
+        """The last beat has arrived on the watch. Return how many seconds after its write; None: none was out."""
+        if not self._is_out:
+            return None
+        self._is_out = False
+        self.fresh_at_s = max(self.fresh_at_s, self._beat_at_s)
+        return now_s - self._beat_at_s
 
     def beat_refused(self, listed_at_s: float, now_s: float) -> None:
         """The beat could not be written, but a list requested at ``listed_at_s`` was answered."""

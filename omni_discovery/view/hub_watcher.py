@@ -20,7 +20,7 @@ from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
 
-def _ignore(_name: str) -> None:
+def _ignore(_event: str | float) -> None:
     return None
 
 
@@ -32,6 +32,8 @@ class ViewOptions:
     saved_view: Path | None = None
     applied_revision: Callable[[], int] | None = None
     count: Callable[[str], None] = _ignore
+    #: Gets the seconds from the write of each beat to its return on the watch.
+    observe_echo: Callable[[float], None] = _ignore
     #: Returns the fingerprint of the deploy document that the hub serves.
     serves: Callable[[], str] = lambda: ""
     #: Returns what the hub reports of requests and replicas; None: nothing. Called on the watcher's loop.
@@ -62,6 +64,7 @@ class HubWatcher(Watcher):
             anti_entropy_s=options.anti_entropy_s,
             applied_revision=options.applied_revision,
             count=options.count,
+            observe_echo=options.observe_echo,
         )
         table = ReplicaTable(config.namespace)
         super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=anti_entropy)

@@ -151,7 +151,7 @@ class Replica:
         self._hub_count: int | None = None
         self._sampler = Sampler(self._take_sample, write_status) if config.sampled else None
         self._phase = ""
-        self._readiness = ReadinessCheck(self._payloads, self._describe)
+        self._readiness = ReadinessCheck(self._payloads, self._describe, lost_slots=lambda: self._server.lost_slots)
 
     def run(self) -> int:
         """Serve until a signal or a drain ends the replica; return the exit code."""

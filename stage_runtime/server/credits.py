@@ -23,6 +23,8 @@ IDLE_TIMEOUT_S: Final = 1.0
 #: A request may have waited so long for other replicas before its hub asked this one; no hub's word counts for more.
 HEAD_START_S: Final = 5.0
 _MOST_DOUBTED: Final = 1000
+#: Credits that a doubted hub has left for so long, though it goes on asking, are of no use to anybody.
+UNUSED_AFTER_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,17 @@ class DoubtHub:
     peer: str
     credits: int
 
+
+@dataclass(frozen=True, slots=True)
+class LostSlots:
+    """How many slots serve nobody though requests wait, and why."""
+
+    count: int = 0
+    reason: str = ""
+
+
+#: All slots can be used.
+NO_LOST_SLOTS: Final = LostSlots()
 
 CreditAction = GrantCredits | RecallCredits | DoubtHub
 
@@ -96,8 +109,8 @@ class CreditBook:
         self._ended: defaultdict[str, int] = defaultdict(int)
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
-        #: Hubs, by id, that said that they wait, and spent nothing.
-        self._doubted: set[str] = set()
+        #: Hubs, by id, that said that they wait, and spent nothing; and since when.
+        self._doubted: dict[str, float] = {}
         #: The last moment that a caller has named.
         self._now_s = -inf
         #: Whether nothing has changed since the last settling.
@@ -132,6 +145,30 @@ class CreditBook:
     def held(self) -> dict[str, int]:
         """The unspent credits of each hub's connection that holds any. May be called from any thread."""
         return {peer: account.unspent for peer, account in self._accounts.copy().items() if account.unspent}
+
+    def unused(self, now_s: float) -> dict[str, int]:
+        """The unspent credits, by hub id, of hubs that have asked for slots for long and leave those that they have."""
+        found: defaultdict[str, int] = defaultdict(int)
+        for account in self._accounts.values() if self._doubted else ():
+            since_s = self._doubted.get(account.hub_id, inf)
+            is_asking = now_s - account.asked_at_s <= IDLE_TIMEOUT_S
+            if account.unspent and is_asking and now_s - since_s >= UNUSED_AFTER_S:
+                found[account.hub_id] += account.unspent
+        return dict(found)
+
+    def lost_slots(self, requests: int, now_s: float) -> LostSlots:
+        """The slots that serve nobody; ``requests`` is how many requests are there that take one."""
+        unused, booked = self.unused(now_s), max(0, self._running - requests)
+        reasons = [
+            f"hub {hub_id} waits for slots and has used none of the {count} lent to it for over {UNUSED_AFTER_S:g} s"
+            for hub_id, count in sorted(unused.items())
+        ]
+        reasons += [f"{booked} taken by requests that have ended"] if booked else []
+        if not reasons:
+            return NO_LOST_SLOTS
+        count = sum(unused.values()) + booked
+        slots = f"{count} of its {self._capacity} slots" if count <= self._capacity else f"{count} slots"
+        return LostSlots(count, f"{slots} serve nobody: {'; '.join(reasons)}")
 
     def set_capacity(self, capacity: int) -> None:
         """Set how many slots there are; 0 while the replica takes no work."""
@@ -225,7 +262,7 @@ class CreditBook:
         account.unspent -= 1
         account.gone += 1
         if account.gone >= account.gone_due:
-            self._doubted.discard(account.hub_id)
+            self._doubted.pop(account.hub_id, None)
         account.pledged -= account.pledged > 0
         self._unspent -= 1
         self._is_settled = False
@@ -285,8 +322,8 @@ class CreditBook:
                 if account.hub_id not in self._doubted:
                     doubts.append(DoubtHub(peer, account.unspent))
                     if len(self._doubted) >= _MOST_DOUBTED:
-                        self._doubted.pop()
-                    self._doubted.add(account.hub_id)
+                        del self._doubted[next(iter(self._doubted))]
+                    self._doubted[account.hub_id] = now_s
                 account.pledged = 0
                 self._drop_demand(account.hub_id)
         return doubts

@@ -23,6 +23,7 @@ from omni_discovery.wire.session import ForeignIdentityError, MisplacedError, Pe
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job, Outcome
 from stage_runtime.lifecycle import LifeState
+from stage_runtime.server.credits import LostSlots
 from stage_runtime.server.descriptors import ConnectionPause
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Outbox
@@ -145,6 +146,11 @@ class ReplicaServer:
         for name, unspent in self._sessions.handshake.credits.held().items():
             by_hub[name.partition("/")[0]] += unspent
         return dict(by_hub)
+
+    @property
+    def lost_slots(self) -> LostSlots:
+        """The slots that serve nobody though requests wait."""
+        return self._sessions.lost_slots
 
     @property
     def life_state(self) -> LifeState:

@@ -40,6 +40,7 @@ from stage_runtime.engine_loop.jobs import (
 )
 from stage_runtime.lifecycle import Refusal, admit
 from stage_runtime.server.control import ControlCalls
+from stage_runtime.server.credits import NO_LOST_SLOTS
 from stage_runtime.server.handshake import Handshake, ReplicaState
 from stage_runtime.server.ledger import Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
@@ -200,6 +201,8 @@ class Sessions:
         self.replica_name = ""
         #: Attempts that ended here, by ``ok``, ``cancelled`` or the failure kind.
         self.outcomes = Counter(dict.fromkeys((OK, CANCELLED, *FailureKind), 0))
+        #: Replaced as a whole, so that any thread may read it.
+        self.lost_slots = NO_LOST_SLOTS
         #: A line for each failed request in the replica's log.
         self.failures = FailureLog(logger.log, time.monotonic)
 
@@ -471,6 +474,7 @@ class Sessions:
     def run_timers(self, now_s: float) -> None:
         """Retry what could not be sent, give up hubs that stay unreachable, and probe connections without traffic."""
         self.failures.write_due()
+        self.lost_slots = self._credits.lost_slots(len(self.ledger) - self.ledger.parked_count, now_s)
         self._acks.retry_all(now_s)
         self._replies.retry_all(now_s)
         for name in self._replies.unreachable_peers(0.0, now_s):

@@ -206,6 +206,38 @@ def test_what_one_puts_the_other_gets(make: Make, value: Any, threshold: int) ->
     assert got[1] == size
 
 
+def thinkers_pieces() -> list[dict[str, Any]]:
+    """What a thinker of vLLM-Omni hands to its talker, piece by piece: hidden states as the model has them."""
+    rows = torch.randn(9, 64).bfloat16()
+    first = {
+        "payload": {
+            "embed": {"prefill": rows[:8], "tts_bos": rows[8:].reshape(1, 1, 64)},
+            "hidden_states": {"output": rows[:8].clone()},
+            "ids": {"prompt": [1, 2, 3], "all": list(range(8))},
+            "meta": {"finished": torch.tensor(False)},
+        },
+        "source": {"prompt_token_ids": [1, 2, 3]},
+    }
+    later = [
+        {"payload": {"embed": {"decode": row.reshape(1, 64)}, "meta": {"finished": torch.tensor(last)}}}
+        for row, last in ((rows[0], False), (rows[1], True))
+    ]
+    return [first, *later]
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 30], ids=["stored", "inline"])
+def test_hidden_states_in_pieces_arrive_in_order_and_in_their_own_dtype(make: Make, threshold: int) -> None:
+    """bfloat16 stays bfloat16, bit by bit. All are stored before the first is fetched, and go with one ``cleanup``."""
+    producer, consumer = make(shm_threshold_bytes=threshold, by_key=False), make()
+    pieces = thinkers_pieces()
+    told = [put(producer, f"r_{number}", piece) for number, piece in enumerate(pieces)]
+    for number, (piece, metadata) in enumerate(zip(pieces, told, strict=True)):
+        for _ in range(2):
+            assert same(piece, get(consumer, f"r_{number}", metadata, **KEEP))
+    producer.cleanup("r")
+    assert producer.health()["pending"] == 0
+
+
 def test_stages_may_be_given_by_their_numbers(make: Make) -> None:
     """A hand-off that was put with numbers is got with texts, and the other way round; raw tensors are no exception."""
     producer, consumer = make(), make()

@@ -7,10 +7,13 @@ file in it.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -127,6 +130,53 @@ def test_a_whole_hand_off_becomes_the_same_sound_on_every_attempt(whole: Pair) -
     ]
     x0, x1, y = (each["payload"]["codes"]["audio"].tolist() for each in of_ids)
     assert x0 == x1 != y
+
+
+def test_a_prompt_and_parameters_as_their_examples_write_them_say_the_same(whole: Pair) -> None:
+    """Places in the prompt, all else as ``additional_information``; the smaller bound of the tokens holds."""
+    words = {"task_type": "CustomVoice", "text": TEXT, "language": "English", "speaker": "Ethan", "instruct": ""}
+    told = {name: [value] for name, value in words.items()}
+    codes = [handoff_of(whole, speech("ours"))["payload"]["codes"]["audio"].tolist()]
+    spellings: list[dict[str, Any]] = [
+        {"max_new_tokens": [24]},
+        {"max_new_tokens": [2048], "non_streaming_mode": [True]},
+    ]
+    for number, more in enumerate(spellings):
+        params = {"seed": SPEECH["seed"], "max_tokens": 4096 if not number else 24, "detokenize": False}
+        inputs = {"prompt_token_ids": [0] * 2048, "additional_information": {**told, **more}}
+        asked = replace(speech(f"theirs{number}"), inputs=inputs, params=params)
+        codes.append(handoff_of(whole, asked)["payload"]["codes"]["audio"].tolist())
+    assert codes[0] == codes[1] == codes[2]
+    # With the text piece by piece the talker says something else, of as many frames.
+    piecewise: dict[str, Any] = {**told, "non_streaming_mode": [False]}
+    other = replace(speech("piecewise"), inputs={"prompt": TEXT, "additional_information": piecewise})
+    said = handoff_of(whole, replace(other, params={"seed": 3, "max_tokens": 24}))["payload"]["codes"]["audio"].tolist()
+    assert said != codes[0]
+    assert len(said) == len(codes[0])
+
+
+def test_a_model_that_designs_voices_speaks_in_the_one_that_is_described(model: str, tmp_path: Path) -> None:
+    """The same request says the same, in whole and as sound; another description is another voice."""
+    design = tmp_path / "design"
+    shutil.copytree(model, design)
+    config = json.loads((design / "config.json").read_text())
+    config["tts_model_type"] = "voice_design"
+    config["talker_config"] |= {"spk_id": {}, "spk_is_dialect": {}}
+    (design / "config.json").write_text(json.dumps(config))
+    pair = Pair(str(design), async_chunk=False)
+    try:
+        assert getattr(pair.talker, "voices", None) == []
+        handed = []
+        for key, instruct in (("a", "a warm voice"), ("b", "a warm voice"), ("c", "a cold and distant voice")):
+            params = {"max_tokens": 24, "seed": 3, "language": "English", "instruct": instruct}
+            handed.append(handoff_of(pair, replace(speech(key), params=params)))
+        first, again, other = (each["payload"]["codes"]["audio"].tolist() for each in handed)
+        assert first == again != other
+        heard = decode(pair, "a", handed[0])
+        assert len(heard) == len(first) // 4 * 1920
+        assert len(set(heard.tolist())) > 100, "that is silence"
+    finally:
+        pair.close()
 
 
 def test_sound_comes_while_the_talker_still_speaks(chunked: Pair) -> None:

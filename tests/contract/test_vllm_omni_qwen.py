@@ -66,20 +66,25 @@ class Kind:
 
     model_type: str
     async_chunk: bool
+    #: Of its pipeline: that of the thinker alone, by its name, in place of the model's own.
+    pipeline: str = ""
 
     def stages(self, folder: Path) -> tuple[StageConfig, ...]:
         dtype = "bfloat16" if self.model_type == QWEN3 else "float32"
         first, *others = qwen_omni_stages(str(folder / self.model_type), async_chunk=self.async_chunk, dtype=dtype)
         args = {**first.engine_args, "allowed_media_domains": ["127.0.0.1"], "allowed_local_media_path": str(folder)}
+        if self.pipeline:
+            return (msgspec.structs.replace(first, engine_args={**args, "pipeline": self.pipeline}),)
         return msgspec.structs.replace(first, engine_args=args), *others
 
 
 WHOLE_2_5, WHOLE_3, PIECES_3 = Kind(QWEN2_5, False), Kind(QWEN3, False), Kind(QWEN3, True)
+ALONE_2_5, ALONE_3 = (Kind(each, False, f"{each}_thinker_only") for each in (QWEN2_5, QWEN3))
 
 
 def of(*kinds: Kind) -> pytest.MarkDecorator:
     """Run the test with these, each in its turn: vLLM keeps much for the whole process, so there is one at a time."""
-    names = [f"{kind.model_type}-{'pieces' if kind.async_chunk else 'whole'}" for kind in kinds]
+    names = [f"{kind.pipeline or kind.model_type}-{'pieces' if kind.async_chunk else 'whole'}" for kind in kinds]
     return pytest.mark.parametrize("chain", kinds, indirect=True, ids=names, scope="module")
 
 
@@ -327,6 +332,39 @@ def shown(level: int) -> dict[str, Any]:
 
 def url_of(file: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"
+
+
+@of(ALONE_3, ALONE_2_5)
+def test_a_thinker_alone_writes_of_chats_pictures_sound_and_videos(chain: Chain) -> None:
+    """vLLM-Omni's pipelines of one stage, as its Thinking and Captioner models have them.
+
+    1. the same request is answered the same, beside others too; a prompt that is no chat is the user's message
+    2. each kind of part takes places in the prompt; a voice is refused
+    """
+    (thinker,) = chain.engines
+    assert getattr(thinker, "deterministic", False)
+
+    def written(requests: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, int]]:
+        for key, inputs in requests.items():
+            thinker.add(StageRequest(key, key, inputs=inputs, params={"max_tokens": 12, "seed": 5}))
+        ends = finish(thinker, *requests)
+        assert [outputs[-1].error for outputs in ends.values()] == [None] * len(ends)
+        return {
+            key: ("".join(each.text for each in outputs), outputs[-1].usage["prompt_tokens"])
+            for key, outputs in ends.items()
+        }
+
+    user = {"messages": [{"role": "user", "content": "hi there"}]}
+    first = written({"a": user})["a"]
+    assert len(first[0].split()) == 12
+    assert written({"b": user, "c": CHAT, "d": {"prompt": "hi there"}}) | {"c": first} == dict.fromkeys("bcd", first)
+    sounding = {"type": "audio_url", "audio_url": {"url": url_of(tone(0.6), "audio/wav")}}
+    film = {"type": "video_url", "video_url": {"url": url_of(video(8, sound_s=0.8), "video/mp4")}}
+    for number, part in enumerate((shown(250), sounding, film)):
+        content = [part, {"type": "text", "text": "hi there"}]
+        assert written({f"p{number}": {"messages": [{"role": "user", "content": content}]}})[f"p{number}"][1] > first[1]
+    with pytest.raises(InvalidRequestError, match="speaker: this model does not take it"):
+        thinker.add(StageRequest("bad", "bad", inputs=user, params={"speaker": "ethan"}))
 
 
 @of(WHOLE_3, PIECES_3, WHOLE_2_5)

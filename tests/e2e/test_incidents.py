@@ -1,4 +1,7 @@
-"""Incidents, each made with real processes: ``omni status`` names its cause, with the command that mends it."""
+"""Incidents, each made with real processes: ``omni status`` names its cause, with the command that mends it.
+
+``omni why`` says the same of the requests that suffer.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,16 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from omni_discovery.etcd.embedded import find_binary
+from tests.support.attackers import Attacker
+from tests.support.binaries import absent
 from tests.support.host_etcd import REGISTRY_PORT
 from tests.support.hub import Hub
 from tests.support.netns import require_netns
@@ -35,17 +40,48 @@ stages:
   - {stage_id: 0, engine: echo, engine_args: {capacity: 2, delay_s: 0.05}, runtime: {num_replicas: 2},
      final_output: text}
   - {stage_id: 1, engine: echo, engine_args: {modality: image}, runtime: {num_replicas: 1}, final_output: image}
+edges: [{from: 0, to: 1, connector: shm}]
+connectors: {shm: {name: SharedMemoryConnector, extra: {shm_threshold_bytes: 0}}}
 """
 OTHER: Final = DOCUMENT.replace("capacity: 2", "capacity: 3")
 #: A screen is kept here, for the page that shows them.
 SCREENS: Final = os.environ.get("OMNI_SCREENS", "")
 
 
+class SmallMemory:
+    """A shared memory of 1 MiB for those who are started with its ``prefix``; needs root."""
+
+    def __init__(self, folder: Path) -> None:
+        script = "mount -t tmpfs -o size=1m tmpfs /dev/shm && echo made && exec sleep infinity"
+        self._holder = subprocess.Popen(["unshare", "-m", "sh", "-c", script], stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        if self._holder.stdout.readline() != b"made\n":
+            absent("a file system of its own needs root")
+        self.prefix = ("nsenter", "-t", str(self._holder.pid), "-m", f"--wd={folder}", "--")
+        self._ballast = Path(f"/proc/{self._holder.pid}/root/dev/shm/ballast")
+
+    def fill(self) -> None:
+        """Somebody else takes all that is free."""
+        with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    def free(self) -> None:
+        """He gives it back."""
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """End it with the last who uses it."""
+        self._holder.kill()
+        self._holder.communicate()
+
+
 class Cluster:
     """An etcd, a hub without stages, and a supervisor for each stage."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory: SmallMemory) -> None:
         self.folder = folder
+        self.memory = memory
         self.server = EtcdServer(folder)
         self.server.start()
         self.flags = ["--etcd-endpoints", self.server.endpoint]
@@ -60,7 +96,7 @@ class Cluster:
         """A supervisor of so many replicas."""
         words = ["serve", "--headless", "--stage-id", str(stage_id), "--omni-dp-size-local", str(count)]
         words += ["--namespace", self.hub.namespace, *self.flags, *more]
-        return Child(words, self.folder, f"stage{stage_id}-{len(more)}")
+        return Child(words, self.folder, f"stage{stage_id}-{len(more)}", prefix=self.memory.prefix)
 
     def omni(self, *words: str) -> str:
         """Run a command of ``omni`` with the flags of this registry; return what it prints."""
@@ -86,6 +122,10 @@ class Cluster:
         script = f'{omni} etcdctl() {{ {shlex.quote(etcdctl)} "$@"; }}; {lines}'
         return said(["bash", "-ec", script], self.folder)[1]
 
+    def why(self, *words: str, names: Sequence[str]) -> str:
+        """What ``omni why`` prints once it says all of this."""
+        return told([*OMNI, "why", *words, "--namespace", self.hub.namespace], self.folder, names)
+
     def stop(self) -> list[int]:
         """Stop all; return what is left."""
         left = [pid for child in reversed(self.children) for pid in child.stop()]
@@ -101,6 +141,21 @@ def said(command: list[str], folder: Path) -> tuple[int, str]:
         command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False
     )
     return done.returncode, done.stdout.decode() + done.stderr.decode()
+
+
+def told(command: list[str], folder: Path, names: Sequence[str]) -> str:
+    """What a command prints once it says all of this; fails if it does not within a minute."""
+    deadline_s = time.monotonic() + _NAMED_WITHIN_S
+    while True:
+        began_s = time.monotonic()
+        text = said(command, folder)[1]
+        now_s = time.monotonic()
+        if all(name in " ".join(text.split()) for name in names):
+            assert all(len(line) <= 80 or line.startswith("omni: ") for line in text.splitlines()), text
+            _keep_text(f"$ omni {shlex.join(command[command.index(OMNI[2]) + 1 :])}\n{text}{now_s - began_s:.1f} s\n\n")
+            return text
+        assert now_s < deadline_s, f"wanted {names}:\n{text}"
+        time.sleep(0.3)
 
 
 class Screen:
@@ -150,19 +205,26 @@ def named(take: Callable[[], Screen], *words: str, code: int = 1) -> Screen:
 
 
 def _keep(screen: Screen) -> None:
+    _keep_text(f"{screen.text}exit code {screen.code}, {screen.took_s:.1f} s\n\n")
+
+
+def _keep_text(text: str) -> None:
     if SCREENS:
         test = os.environ["PYTEST_CURRENT_TEST"].rpartition("::")[2].split()[0]
         with Path(SCREENS, f"{test}.txt").open("a") as file:
-            file.write(f"{screen.text}exit code {screen.code}, {screen.took_s:.1f} s\n\n")
+            file.write(text)
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    running = Cluster(tmp_path_factory.mktemp("night"))
+    folder = tmp_path_factory.mktemp("night")
+    memory = SmallMemory(folder)
+    running = Cluster(folder, memory)
     try:
         yield running
     finally:
         left = running.stop()
+        memory.close()
     assert left == []
 
 
@@ -212,10 +274,44 @@ def test_an_etcd_that_stands_still_is_named_in_three_seconds_and_nothing_is_said
     try:
         screen = named(cluster.status, "does not answer", "stages, replicas and hubs of", "etcdctl endpoint", code=2)
         assert cluster.hub.ask("still there")[0] == 200
+        cluster.why("--waiting", names=["nothing waits"])
     finally:
         cluster.server.signal(signal.SIGCONT)
     assert "busy" not in screen.text
     assert "nothing needs you" not in screen.text
+    named(cluster.status, "nothing needs you", code=0)
+
+
+def test_lost_credits_are_named_with_their_replica_and_the_hub_that_lost_them(cluster: Cluster) -> None:
+    """1. a second hub loses what it is lent: its request waits beside idle slots, and that is named
+    2. it is ended: its credits are lent to the other hub again, and nothing needs anybody
+    """
+    leaky = Hub(cluster.folder, ["--hub-only", *cluster.flags], module="tests.support.leaky_hub", name="leaky")
+    try:
+        leaky.url = wait_for("the second hub to listen", leaky._listening, 60)
+        client = threading.Thread(target=leaky.ask, args=("lost",), kwargs={"modalities": ["text"], "timeout": 50.0})
+        client.start()
+        screen = named(cluster.status, "slots serve nobody", "lent to it", "omni drain 0/")
+        cluster.why("--waiting", names=["2 without a credit of this hub, though it reports free slots"])
+        assert "its record says: 2 of its 2 slots serve nobody" in " ".join(cluster.paste(screen, "omni why").split())
+        assert "overloaded" not in screen.text
+    finally:
+        leaky.stop()
+    client.join(60)
+    named(cluster.status, "nothing needs you", code=0)
+
+
+@LONG
+def test_a_client_that_reads_slowly_is_named_and_the_pasted_command_shows_its_request(cluster: Cluster) -> None:
+    """It takes a little of its answer now and then: so slowly that what is buffered on its way is full."""
+    # Together more than the kernel's buffers hold.
+    words = " ".join(["x" * 100_000] * 28)
+    body = {"messages": [{"role": "user", "content": words}], "modalities": ["text"], "stream": True, "n": 4}
+    with closing(Attacker(cluster.hub.url, receive_buffer=4096)) as client:
+        client.request(json.dumps(body).encode(), x_request_id="slow-reader")
+        screen = named(cluster.status, "a client that reads too slowly", "omni why --waiting")
+        cluster.why("--waiting", names=["its client, which does not read", "chatcmpl-"])
+        assert "its client, which does not read" in " ".join(cluster.paste(screen, "omni why").split())
     named(cluster.status, "nothing needs you", code=0)
 
 
@@ -238,6 +334,7 @@ def test_a_crash_loop_is_named_with_how_the_replica_ends(cluster: Cluster) -> No
         # Six starts, with pauses of 15 s in all between them.
         wait_for("the supervisor to give up", lambda: cluster.children[2].process.poll() is not None, 240)
         named(cluster.status, "s ago: it ended 6 times in a row soon after its start", "--stage-id 1")
+        cluster.why("1/0", names=["this hub knows no replica 1/0; it knows none of that stage", "omni status why"])
     finally:
         stop.set()
         killer.join(30)
@@ -266,7 +363,17 @@ def test_a_host_that_may_not_load_the_model_is_named_with_the_reason(cluster: Cl
 @LONG
 def test_an_overloaded_stage_is_named_with_what_waits_and_what_was_refused(cluster: Cluster) -> None:
     with asking(cluster.hub, 24, "a b c d e f g h i j k l m n o p"):
-        named(cluster.status, "load: stage 0 is overloaded", "answered 429", "omni serve --headless --stage-id 0")
+        screen = named(
+            cluster.status,
+            *(
+                "load: stage 0 is overloaded",
+                "answered 429",
+                "omni serve --headless --stage-id 0",
+                "omni why --waiting",
+            ),
+        )
+        cluster.why("--waiting", names=["at stage 0 for a free slot: of 2 replicas 2 full: all its slots are taken"])
+        assert "at stage 0 for a free slot" in cluster.paste(screen, "omni why")
 
 
 @LONG
@@ -274,7 +381,31 @@ def test_a_replica_that_is_several_times_slower_than_the_other_is_named(shared: 
     """It stands still for most of each second, as one whose device is shared or throttled."""
     (pid,) = [each["pid"] for each in shared.records() if (each["stage_id"], each["replica_id"]) == (0, 1)]
     with halting(pid), asking(shared.hub, 3, "a b"):
-        named(shared.status, "replica 0/1 is slow", "omni weight 0/1")
+        screen = named(shared.status, "replica 0/1 is slow", "omni weight 0/1", "omni why 0/1")
+        shared.why("0/1", names=["slow: its requests take", "omni weight 0/1 0.5"])
+        assert "slow: its requests take" in shared.paste(screen, "omni why")
+
+
+def test_a_full_shared_memory_is_named_with_what_is_free_and_what_is_kept(shared: Cluster) -> None:
+    """1. somebody fills the shared memory: hand-offs find no room, and the requests that need one fail
+    2. that is named, and the pasted command shows the requests; 3. there is room again, and all goes on
+
+    The last of those that share a cluster: it reports the failed requests for minutes.
+    """
+    shared.memory.fill()
+    try:
+        status, answer = shared.hub.ask("full", modalities=["image"])
+        screen = named(
+            shared.status, "can't hand over to 1: /dev/shm is full", "of 1 MiB, 0 B are free", "omni why --last"
+        )
+        assert (status, "could not store the hand-off" in answer["error"]["message"]) == (503, True), answer
+        assert "could not store the hand-off" in " ".join(shared.paste(screen, "omni why").split())
+        text = shared.why("--last-failures", names=["at last: SharedMemoryConnector could not store", "No space left"])
+        shared.why(text.split()[2], names=["failed: SharedMemoryConnector could not store the hand-off for stage 1"])
+    finally:
+        shared.memory.free()
+    wait_for("hand-offs to be stored", lambda: shared.hub.ask("free", modalities=["image"])[0] == 200)
+    wait_for("the record to say so", lambda: not any(each["reason"] for each in shared.records()), 60)
 
 
 @LONG
@@ -289,6 +420,9 @@ def test_a_host_that_is_cut_off_is_named_once_for_all_of_its_replicas(tmp_path: 
         named(
             lambda: Screen.taken(registry.command(*command), tmp_path), "host painters is down or cut off", "1/0, 1/1"
         )
+        # Where the hub runs, for its user.
+        why = network.hosts["hub"].command(*OMNI, "why", "1/0")
+        told(why, tmp_path / "hub", ["why: without a session"])
 
 
 @contextmanager

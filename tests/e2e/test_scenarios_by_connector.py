@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.host_etcd import REGISTRY_PORT
 from tests.support.mooncake import MASTER_PORT, master_on, require_mooncake
 from tests.support.netns import Network, require_netns
 from tests.support.processes import wait_for
@@ -30,7 +29,7 @@ from tests.support.running_scenarios import (
     on_one_machine,
 )
 from tests.support.scenarios import Client
-from tests.support.yuanrong import Datasystem, require_yuanrong
+from tests.support.yuanrong import datasystems_on, require_yuanrong
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 logger = logging.getLogger(__name__)
@@ -47,21 +46,6 @@ _QUESTIONS = ("26 plus 48", "13 plus 24", "35 plus 57", "what is 8 plus 7?")
 
 def _master(network: Network) -> AbstractContextManager[None]:
     return master_on(network.hosts["registry"])
-
-
-@contextmanager
-def _datasystems(network: Network) -> Iterator[None]:
-    """One on each host of stages; they find each other through the registry's etcd."""
-    etcd = f"{_REGISTRY}:{REGISTRY_PORT}"
-    made: list[Datasystem] = []
-    try:
-        made.extend(Datasystem(256, etcd, host) for name, host in network.hosts.items() if name != "registry")
-        for each in made:
-            each.wait()
-        yield
-    finally:
-        for each in made:
-            each.close()
 
 
 @dataclass(frozen=True)
@@ -107,7 +91,7 @@ CHOICES: Mapping[str, Choice] = {
     "tcp": Choice("TcpConnector"),
     "mooncake-transfer": Choice("MooncakeTransferEngineConnector"),
     "mooncake-store": Choice("MooncakeStoreConnector", f'master: "{_REGISTRY}:{MASTER_PORT}"', _master),
-    "yuanrong": Choice("YuanrongConnector", beside=_datasystems),
+    "yuanrong": Choice("YuanrongConnector", beside=datasystems_on),
 }
 #: What has no test beside these, and starts nothing that takes long.
 SOON = ["B-shared-memory", "B-mooncake-transfer", "B-mooncake-store"]

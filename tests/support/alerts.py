@@ -12,13 +12,27 @@ import yaml
 
 from tests.support.binaries import require_promtool
 
-_FILE: Final = Path(__file__).resolve().parents[2] / "compose" / "monitoring" / "alerts.yaml"
+FILE: Final = Path(__file__).resolve().parents[2] / "compose" / "monitoring" / "alerts.yaml"
 #: The rules by the names of their alerts.
 RULES: Final[dict[str, Any]] = {
     rule["alert"]: rule
-    for group in yaml.safe_load(_FILE.read_text(encoding="utf-8"))["groups"]
+    for group in yaml.safe_load(FILE.read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 }
+
+#: Of a rule's ``for``, a range in an expression, and an offset: how long, and in which unit.
+_DURATION: Final = re.compile(r"(?P<before>\bfor: |\[|\boffset )(?P<count>\d+)(?P<unit>[smh])\b")
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
+
+
+def shorten_rules(text: str, times: int) -> str:
+    """The rules with each duration so many times shorter, and nothing else changed."""
+
+    def shorter(found: re.Match[str]) -> str:
+        length_ms = int(found["count"]) * _UNITS_S[found["unit"]] * 1000 // times
+        return f"{found['before']}{length_ms}ms"
+
+    return _DURATION.sub(shorter, text)
 
 
 def run_promtool(folder: Path, rules: Sequence[Any], tests: Sequence[Any]) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Etcd binaries, promtool, the Docker engine and docker compose. Absent on a workplace is a skip, in CI a failure."""
+"""Etcd binaries, Prometheus, the Docker engine and docker compose. Absent on a workplace is a skip, in CI a failure."""
 
 from __future__ import annotations
 
@@ -64,6 +64,14 @@ def require_promtool() -> str:
     if found is None:
         absent("promtool is not there: apt-get install prometheus")
     return found
+
+
+def require_prometheus() -> Path:
+    """Prometheus itself, of the same package."""
+    found = shutil.which("prometheus")
+    if found is None:
+        absent("prometheus is not there: apt-get install prometheus")
+    return Path(found)
 
 
 def absent(reason: str) -> NoReturn:

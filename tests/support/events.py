@@ -377,6 +377,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "replica.session_down": "a session with a replica has ended, and why",
     "replica.session_up": "a session with a replica stands",
     "replica.sleep": "the engine sleeps, or is awake again",
+    "replica.slots_back": "all its slots serve again",
+    "replica.slots_lost": "slots that serve nobody though requests wait: its record says which",
     "replica.stall": "the engine has work and stands still",
     "replica.stopped": "the replica has ended, with what it counted",
     "replica.stopped_while_loading": "the replica was told to stop before it was up",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_discovery.etcd.embedded_file import EmbeddedEndpoint, read_embedded
+from tests.support.netns import Host
 from tests.support.processes import Child, wait_for
 
 ECHO_PAIR = """
@@ -32,18 +33,31 @@ class Hub(Child):
         python: Path | None = None,
         pass_fds: Sequence[int] = (),
         module: str = "omni_discovery",
+        host: Host | None = None,
+        name: str = "serve",
+        prefix: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.namespace = namespace
         words = ["serve", "--port", "0", "--namespace", namespace, *arguments]
-        super().__init__(words, folder, "serve", variables=variables, python=python, pass_fds=pass_fds, module=module)
+        super().__init__(
+            words,
+            folder,
+            name,
+            variables=variables,
+            python=python,
+            pass_fds=pass_fds,
+            module=module,
+            host=host,
+            prefix=prefix,
+        )
 
     @classmethod
-    def of_yaml(cls, folder: Path, text: str, *arguments: str) -> Hub:
+    def of_yaml(cls, folder: Path, text: str, *arguments: str, host: Host | None = None) -> Hub:
         """Serve a deploy document."""
         file = folder / "deploy.yaml"
         file.write_text(text)
-        return cls(folder, ["--deploy-config", str(file), *arguments])
+        return cls(folder, ["--deploy-config", str(file), *arguments], host=host)
 
     def wait_ready(self, timeout_s: float = 60.0) -> Hub:
         """Wait until every stage has a replica that can be picked."""

@@ -31,7 +31,7 @@ MARKS: Final = [
 #: A speaking model, with engine arguments for small pieces on a CPU.
 _SPEAKING: Final = """
 model: tiny-tts
-async_chunk: true
+async_chunk: {pieces}
 stages:
   - stage_id: 0
     engine: vllm-omni
@@ -43,11 +43,11 @@ stages:
     engine: vllm-omni
     model: {model}
     engine_args: {{{both}, max_model_len: 8192, max_num_batched_tokens: 8192, dtype: float32}}
-    runtime: {{devices: cpu, num_replicas: 2{python}}}
+    runtime: {{devices: cpu, num_replicas: {decoders}{python}}}
     final_output: audio
-"""
+{edges}"""
 _BOTH: Final = (
-    "async_chunk: true, connector_extra: {codec_chunk_frames: 4, initial_codec_chunk_frames: 1}, "
+    "async_chunk: {pieces}, connector_extra: {{codec_chunk_frames: 4, initial_codec_chunk_frames: 1}}, "
     "enforce_eager: true, kv_cache_memory_bytes: 33554432, max_num_seqs: 4"
 )
 #: A deploy file as vLLM-Omni has them: no engine, no model, no output. Small pieces, and what a CPU needs.
@@ -89,14 +89,27 @@ def write_model(folder: Path, writer: str = "tiny_qwen3_tts", *arguments: str) -
     return str(model)
 
 
-def speaking(model: str, talkers: int, *, python: Path | None = None, defaults: str = "") -> str:
-    """The document of a speaking model, with two decoders.
+def speaking(
+    model: str,
+    talkers: int,
+    decoders: int = 2,
+    *,
+    python: Path | None = None,
+    defaults: str = "",
+    pieces: bool = True,
+    edges: str = "",
+) -> str:
+    """The document of a speaking model, which hands over in ``pieces`` or whole.
 
-    ``python`` runs its replicas, else that of the hub; ``defaults`` are further parameters of its talkers.
+    ``python`` runs its replicas, else that of the hub; ``defaults`` are further parameters of its talkers; ``edges`` is
+    a line of the document.
     """
+    said = {"pieces": str(pieces).lower(), "talkers": talkers, "decoders": decoders, "edges": edges}
     its_python = "" if python is None else f", python: {python}"
     more = f", {defaults}" if defaults else ""
-    return _SPEAKING.format(model=model, both=_BOTH, talkers=talkers, python=its_python, defaults=more)
+    return _SPEAKING.format(
+        model=model, both=_BOTH.format(pieces=said["pieces"]), python=its_python, defaults=more, **said
+    )
 
 
 @contextmanager
@@ -148,8 +161,18 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def speak(url: str, tokens: int, on_piece: Callable[[], None] = lambda: None, number: int = 3, **talkers: Any) -> bytes:
-    """The samples of one streamed answer; ``on_piece`` is called when so many pieces of it were heard."""
+def speak(
+    url: str,
+    tokens: int,
+    on_piece: Callable[[], None] = lambda: None,
+    number: int = 3,
+    least: int = 4,
+    **talkers: Any,
+) -> bytes:
+    """The samples of one streamed answer, in ``least`` pieces or more.
+
+    ``on_piece`` is called when ``number`` pieces of it were heard.
+    """
     params = [{"max_tokens": tokens, "seed": 7, "speaker": "ethan", "language": "English", **talkers}, {}]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "hello world"}], "stream": True}
     data = json.dumps({**body, "sampling_params_list": params}).encode()
@@ -167,5 +190,5 @@ def speak(url: str, tokens: int, on_piece: Callable[[], None] = lambda: None, nu
                         heard.append(file.readframes(file.getnframes()))
                     if len(heard) == number:
                         on_piece()
-    assert len(heard) > 3
+    assert len(heard) >= least
     return b"".join(heard)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stage_runtime.demo.processes import alive, descendants
+from tests.support.netns import Host
 
 #: Variables that are defaults of flags: what a person has set is not for tests.
 DEFAULTS = ("OMNI_ETCD_ENDPOINTS", "OMNI_NAMESPACE", "VLLM_API_KEY", "OMNI_ADMIN_TOKEN")
@@ -41,7 +42,8 @@ def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 3
 class Child:
     """One ``omni`` command, in a session of its own, with its output in a file; ``variables`` are set for it.
 
-    ``python`` is another environment's, if it is to run there; ``module`` is run in place of ``omni_discovery``.
+    ``python`` is another environment's, if it is to run there; ``module`` is run in place of ``omni_discovery``;
+    ``host`` is a host of its own; ``prefix`` is a launcher that the command replaces.
     """
 
     def __init__(
@@ -54,14 +56,17 @@ class Child:
         python: Path | None = None,
         pass_fds: Sequence[int] = (),
         module: str = "omni_discovery",
+        host: Host | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.log = folder / f"{name}.log"
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
         environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
+        command = [*prefix, str(python or sys.executable), "-m", module, *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(python or sys.executable), "-m", module, *arguments],
+                command if host is None else host.command(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -33,6 +33,7 @@ from omni_discovery.records.health import (
     StageFailures,
     StageLoad,
     TroubleKind,
+    UnreadAnswers,
 )
 from omni_discovery.records.schema import MOST_WEIGHT, HubRecord, ReplicaRecord
 from omni_discovery.records.waits import WaitKind, WaitRecord
@@ -238,6 +239,7 @@ def _capital(text: str) -> str:
 _LABELS: Final = {
     "code": "the code of [an error](../http-api.md#errors), or one of OpenAI's for events of a session:"
     " `input_audio_buffer_full`, `conversation_already_has_active_response` ...",
+    "change": "of a replica's record: `added`, `updated` or `removed`; another life of it is removed and added",
     "component": "`hub` or `supervisor`",
     "device": "the devices that the replica was shown",
     "engine": "the engine of the stage",
@@ -262,10 +264,11 @@ _LABELS: Final = {
     "type": "of tokens: `prompt` or `completion`",
     "version": "the release of omni-discovery",
     "vllm": "the version of vLLM in the replica; empty: not loaded",
-    "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`"
+    "part": "a part of a stage's time: `queue`, `submit`, `first_output`, `generate`, `transfer`; or `total`"
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
-    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `late`; or a client's connection"
+    " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` (to a hand-off) or"
+    " `content` that can't be, `late`; or a client's connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
     " `body_memory`, `malformed` (no HTTP), `tiny_pieces` (chunks or frames of a few bytes),"
     " `too_fast` (messages of a WebSocket), `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",
@@ -394,6 +397,7 @@ _REPLICA_FIELDS: Final = {
     "content": "hash of the model's files: names, sizes, small files whole, samples of weights; empty: not known",
     "code": "the code that serves the model; empty: not known",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
+    "lost_slots": "slots that serve nobody though requests wait, as `reason` says; absent for none",
     "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
     "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",
@@ -434,6 +438,15 @@ _HEALTH_PARTS: Final[tuple[tuple[str, type[Any], Mapping[str, str]], ...]] = (
             "troubles": f"replicas that the hub can't use, {MOST_TROUBLES} at most",
             "more": "how many more there are",
             "loads": "the stages that requests wait for, or were refused for; absent: not counted, as older releases",
+            "unread": "clients that read too slowly; absent for none",
+        },
+    ),
+    (
+        "`unread`",
+        UnreadAnswers,
+        {
+            "count": "the requests of which something has lain unread for 10 s",
+            "since": "wall clock since when the first of them does, seconds",
         },
     ),
     (

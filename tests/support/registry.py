@@ -33,14 +33,15 @@ async def eventually(what: str, probe: Callable[[], _Found | None], timeout_s: f
     return found
 
 
-def etcdctl(endpoint: str, *arguments: str) -> str:
-    """Run etcdctl as an operator would; return what it prints."""
+def etcdctl(endpoint: str, *arguments: str, given: bytes | None = None) -> str:
+    """Run etcdctl as an operator would, with ``given`` on its standard input; return what it prints."""
     binary = find_binary(None).with_name("etcdctl")
     # What the shell says of another etcd stands in the way of the flags.
     base = {name: value for name, value in os.environ.items() if not name.startswith("ETCDCTL_")}
     environment = {**base, "ETCDCTL_API": "3"}
     command = [str(binary), f"--endpoints={endpoint}", *arguments]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, timeout=20).stdout.decode()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, timeout=20, input=given)
+    return done.stdout.decode()
 
 
 def revision_of(endpoint: str) -> int:

@@ -10,14 +10,16 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from tests.support.binaries import absent
-from tests.support.netns import Host
+from tests.support.host_etcd import REGISTRY_PORT
+from tests.support.netns import Host, Network
 from tests.support.processes import wait_for
 
 _PACKAGE = "openyuanrong-datasystem"
@@ -84,6 +86,21 @@ class Datasystem:
                 stdout=log,
                 stderr=log,
             )
+
+
+@contextmanager
+def datasystems_on(network: Network) -> Iterator[None]:
+    """One on each host but the registry's; they find each other through the etcd there."""
+    etcd = f"{network.hosts['registry'].address}:{REGISTRY_PORT}"
+    with ExitStack() as stack:
+        made = []
+        for name, host in network.hosts.items():
+            if name != "registry":
+                made.append(Datasystem(256, etcd, host))
+                stack.callback(made[-1].close)
+        for each in made:
+            each.wait()
+        yield
 
 
 def yuanrong_installed() -> bool:

@@ -113,6 +113,8 @@ def _replica(omni: AsyncOmni, request: Request) -> dict[str, Any]:
     if report is None:
         there = f"it knows {', '.join(known[:20])}" if known else "it knows none of that stage"
         raise InvalidRequestError(
-            f"this hub knows no replica {stage_id}/{replica_id}; {there}: omni replicas shows what is registered", 404
+            f"this hub knows no replica {stage_id}/{replica_id}; {there}: omni replicas shows what is registered,"
+            " omni status why others are gone",
+            404,
         )
     return {"replica": report}

@@ -50,6 +50,7 @@ class Finding:
 
     ``command`` is what to type for that, as words without the flags that say where etcd is; empty: no command does it.
     ``replica`` is the replica that it is about, as ``0/1``, and ``stage_id`` the stage; empty and None for none.
+    ``more`` is a command that tells more of it, where it is typed on ``more_host``.
     """
 
     grade: Grade
@@ -59,6 +60,8 @@ class Finding:
     command: tuple[str, ...] = ()
     replica: str = ""
     stage_id: int | None = None
+    more: tuple[str, ...] = ()
+    more_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,10 @@ _RESTART: Final = (
     " with that while it is rolled out, and all others refuse it. Drain it, then start its supervisor again"
 )
 _SAME_FILES: Final = "make the model's files the same on every host, then restart it; until then no hub picks it"
+_COUNT_ANEW: Final = (
+    "replica and hub disagree on who has them, and a new process of either counts them anew: restart that hub, or drain"
+    " the replica and start its supervisor again"
+)
 #: Fields that are usually equal for all replicas of one stage and one document, as messages name them.
 _ALIKE: Final = {"revision": "revision of the model", "dtype": "dtype", "tokenizer": "tokenizer", "code": "code"}
 
@@ -292,11 +299,18 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
                 Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}", _history(info),
                 replica=_name(info),
             )  # fmt: skip
+        elif info.lost_slots and info.status is ReplicaStatus.UP:
+            text = f"replica {_name(info)} is up, but {info.reason}"
+            yield Finding(
+                Grade.PROBLEM, "slots", text, _COUNT_ANEW, _drain(info), _name(info), info.stage_id,
+                *_why(evidence, min(evidence.view.hubs, default=""), _name(info)),
+            )  # fmt: skip
         elif info.reason and (info.status is ReplicaStatus.UP or info.phase == WAITING_PHASE):
             state = "is up, but" if info.status is ReplicaStatus.UP else "waits:"
             text = f"replica {info.stage_id}/{info.replica_id} {state} {info.reason}"
             advice = "it goes on by itself once that is mended"
-            yield Finding(Grade.PROBLEM, "replica", text, advice, replica=_name(info))
+            why = _why(evidence, min(evidence.view.hubs, default=""), "--last-failures")
+            yield Finding(Grade.PROBLEM, "replica", text, advice, (), _name(info), info.stage_id, *why)
         elif info.status is ReplicaStatus.STARTING and info.reason:
             # Releases before 0.2 don't say whose reason it is.
             reason = info.reason if info.reason.startswith(FORMER_END) else f"{FORMER_END}{info.reason}"
@@ -460,7 +474,8 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
         if seen.trouble.kind == TroubleKind.SLOW:
             advice += "; until it is as fast as the others, give it less"
             command = ("omni", "weight", seen.trouble.name, "0.5")
-        yield Finding(Grade.PROBLEM, "replica", text, advice, command, seen.trouble.name, info.stage_id)
+        why = _why(evidence, seen.hubs[0], seen.trouble.name)
+        yield Finding(Grade.PROBLEM, "replica", text, advice, command, seen.trouble.name, info.stage_id, *why)
     for seen in reports.lost:
         text = f"replica {seen.trouble.name} was {seen.describe(evidence.now_s)}"
         advice = "its supervisor may be about to start it again; if it is gone for good, this ends within an hour"
@@ -477,8 +492,9 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
         text = f"{reports.more} more replicas are in trouble than the hubs name"
         yield Finding(Grade.PROBLEM, "replica", text, "see /ready and the logs of the hubs")
     for hub_id, health in reports.health.items():
-        yield _judge_requests(hub_id, health)
+        yield _judge_requests(evidence, hub_id, health)
         yield from _overloads(evidence, hub_id, health)
+        yield from _slow_clients(evidence, hub_id, health)
     for hub_id in reports.silent:
         text = f"hub {hub_id} does not report: whether its requests fail, and whom it ejects, is unknown"
         advice = "it has just started, or is of an older release; its /ready, /metrics and log say more"
@@ -500,6 +516,8 @@ def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[F
         if load.stage_id is None:
             if is_refusing:
                 text = f"hub {hub_id} has as many requests as it may have: {refused}"
+                if health.unread is not msgspec.UNSET:
+                    text += f"; {health.unread.count} of them wait for clients that don't read"
                 yield Finding(Grade.PROBLEM, "load", text, "add a hub, raise --max-in-flight, or send less")
             continue
         infos = [info for key, info in evidence.view.replicas.items() if key[0] == load.stage_id]
@@ -511,10 +529,35 @@ def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[F
         text += f", {refused}" if load.refused else ""
         command = ("omni", "serve", "--headless", "--stage-id", str(load.stage_id))
         advice = "add replicas of that stage, or send less"
-        yield Finding(Grade.PROBLEM, "load", text, advice, command, stage_id=load.stage_id)
+        why = _why(evidence, hub_id, "--waiting")
+        yield Finding(Grade.PROBLEM, "load", text, advice, command, "", load.stage_id, *why)
 
 
-def _judge_requests(hub_id: str, health: HubHealth) -> Finding:
+_SLOW_CLIENT: Final = (
+    "see to that client, or to the network or proxy before it. Only its own request stands still: that gives its slot"
+    " to others, and ends once its client takes nothing for --send-timeout, or the hub is full"
+)
+
+
+def _slow_clients(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[Finding]:
+    """Find hubs with clients that don't read what is there of their answers."""
+    if health.unread is msgspec.UNSET or not health.unread.count:
+        return
+    waited_s = max(0.0, evidence.now_s - health.unread.since)
+    has = "has" if health.unread.count == 1 else "have"
+    text = f"{_count(health.unread.count, 'request')} of hub {hub_id} {has} a client that reads too slowly: "
+    text += f"what is there of the answer has waited for {waited_s:.0f} s"
+    why = _why(evidence, hub_id, "--waiting")
+    yield Finding(Grade.PROBLEM, "client", text, _SLOW_CLIENT, (), "", None, *why)
+
+
+def _why(evidence: Evidence, hub_id: str, what: str) -> tuple[tuple[str, ...], str]:
+    """``omni why`` for a hub, and the host where it is asked without a token; nothing for a hub that is not there."""
+    hub = evidence.view.hubs.get(hub_id)
+    return ((), "") if hub is None else (("omni", "why", what), hub.host)
+
+
+def _judge_requests(evidence: Evidence, hub_id: str, health: HubHealth) -> Finding:
     """Judge how many of a hub's requests failed lately."""
     minutes = f"{health.window_s / 60:g} min"
     if not health.failed:
@@ -527,7 +570,8 @@ def _judge_requests(hub_id: str, health: HubHealth) -> Finding:
     )
     text = f"hub {hub_id}: {health.failed} of {_count(health.requests, 'request')} failed in {minutes} ({stages})"
     grade = Grade.PROBLEM if health.failed >= _FAILED_PART * health.requests else Grade.NOTE
-    return Finding(grade, "requests", text, "its log has a line request.failed for each, with replica and cause")
+    advice = "its log has a line request.failed for each, with replica and cause"
+    return Finding(grade, "requests", text, advice, (), "", None, *_why(evidence, hub_id, "--last-failures"))
 
 
 def _encryption(evidence: Evidence) -> Iterator[Finding]:

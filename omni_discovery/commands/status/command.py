@@ -142,8 +142,8 @@ def find_status(namespace: str, endpoints: str, security: RegistrySecurity) -> S
     if not answer.listing.items:
         names = None if answer.every is None else namespaces_in(item.key for item in answer.every.items)
         unknown = (*unknown, empty_namespace_text(namespace, names))
-    found = (*etcd, *needs.found)
-    return Status(namespace, endpoints, clock, found, unknown, tuple(stages), tuple(hub_lines(evidence)))
+    found, hubs = (*etcd, *needs.found), tuple(hub_lines(evidence))
+    return Status(namespace, endpoints, clock, found, unknown, tuple(stages), hubs, platform.node())
 
 
 async def _ask(endpoints: str, security: RegistrySecurity, namespace: str) -> _Answer:

@@ -22,8 +22,8 @@ _SHORT_WAIT_S: Final = 5.0
 #: The order of topics: what stops a whole stage, then causes, then the rest.
 _ORDER: Final = (
     *("etcd", "namespace", "stage", "host", "crash loop", "settings", "no room", "waiting", "ended", "pipeline"),
-    *("record", "lease", "hub", "view", "replica", "load", "requests", "too few", "control", "hand-off", "encryption"),
-    "version",
+    *("record", "lease", "hub", "view", "replica", "slots", "load", "client", "requests", "too few", "control"),
+    *("hand-off", "encryption", "version"),
 )
 #: Topics of findings that are judged here from more than doctor has.
 #: A stage with one of these lacks replicas for a reason that is said already.
@@ -60,11 +60,15 @@ def judge(
     needs += [finding for finding in findings if finding.topic == "ended"]
     coming = {stage.stage_id for stage in stages if any(not each.is_again for each in stage.loading)}
     explained = {finding.stage_id for finding in needs} | {int(name.partition("/")[0]) for name in covered if name}
+    short = {finding.stage_id for finding in findings if finding.topic == "slots"}
     for finding in findings:
         if finding.topic in _OWN_TOPICS or (finding.replica and finding.replica in covered):
             continue
         if finding.topic == "stage" and finding.stage_id in coming:
             # A first start asks for nothing but patience.
+            continue
+        if finding.topic == "load" and finding.stage_id in short:
+            # More replicas are no answer where slots of those that are there are lost.
             continue
         if finding.grade is Grade.PROBLEM:
             # What starts another replica does not help where the cause is known.

@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -41,6 +42,8 @@ class Status:
     unknown: tuple[str, ...]
     stages: tuple[StageLine, ...] | None
     hubs: tuple[HubSummary, ...] | None
+    #: The name of this machine.
+    host: str = ""
 
     @property
     def code(self) -> int:
@@ -63,6 +66,9 @@ class Flags:
 
     def behind(self, words: Sequence[str]) -> tuple[str, ...]:
         """The flags for a command."""
+        if words[:2] == ("omni", "why"):
+            # It asks hubs, and not etcd.
+            return next((pair for pair in pairwise(self.given) if pair[0] == "--namespace"), ())
         finds_none = words[:2] == ("omni", "serve") and "--etcd-endpoints" not in self.given
         return ("--etcd-endpoints", self.endpoints, *self.given) if finds_none else self.given
 
@@ -116,22 +122,46 @@ def _needs(status: Status, flags: Flags, width: int) -> Text:
         return text
     count = len(status.needs)
     text.append(f"{'one thing needs' if count == 1 else f'{count} things need'} you\n", style="bold red")
+    shown: set[tuple[tuple[str, ...], str]] = set()
     for number, need in enumerate(status.needs[:_MOST_NEEDS], 1):
-        said = one_line(need.text)
-        said = said if len(said) <= _MOST_TEXT else f"{said[:_MOST_TEXT]}..."
-        topic = "" if need.topic in said[:_HEAD].split() else f"{need.topic}: "
-        first, *rest = _wrapped(f"{number:>2}. {topic}{said}", width, _INDENT)
-        text.append(f"{first}\n", style="bold")
-        for line in rest:
-            text.append(f"{line}\n")
-        for line in _wrapped(_INDENT + _advice(need), width, _INDENT) if need.advice else ():
-            text.append(f"{line}\n", style="dim")
-        for line in shell_lines(need.command, flags, width - 6) if need.command else ():
-            text.append(f"      {line}\n", style="cyan")
+        text.append_text(_need(number, need, flags, width))
+        if need.more and (need.more, need.more_host) not in shown:
+            shown.add((need.more, need.more_host))
+            text.append_text(_more(need, status.host, flags, width))
     if count > _MOST_NEEDS:
         text.append(f"    and {count - _MOST_NEEDS} more:\n")
         for line in shell_lines(("omni", "doctor"), flags, width - 6):
             text.append(f"      {line}\n", style="cyan")
+    return text
+
+
+def _need(number: int, need: Finding, flags: Flags, width: int) -> Text:
+    """One need: what is wrong, and the advice with its command."""
+    text = Text()
+    said = one_line(need.text)
+    said = said if len(said) <= _MOST_TEXT else f"{said[:_MOST_TEXT]}..."
+    topic = "" if need.topic in said[:_HEAD].split() else f"{need.topic}: "
+    first, *rest = _wrapped(f"{number:>2}. {topic}{said}", width, _INDENT)
+    text.append(f"{first}\n", style="bold")
+    for line in rest:
+        text.append(f"{line}\n")
+    advice = _advice(need)
+    for line in _wrapped(_INDENT + advice, width, _INDENT) if advice else ():
+        text.append(f"{line}\n", style="dim")
+    for line in shell_lines(need.command, flags, width - 6) if need.command else ():
+        text.append(f"      {line}\n", style="cyan")
+    return text
+
+
+def _more(need: Finding, host: str, flags: Flags, width: int) -> Text:
+    """The command that tells more of a need, and where to type it if not on this ``host``."""
+    text = Text()
+    where = "" if need.more_host == host else f", asked on {one_line(need.more_host)}"
+    lead = f"{_MORE.get(need.more[-1], _MORE_OF_ONE)}{where}:"
+    for line in _wrapped(_INDENT + lead, width, _INDENT):
+        text.append(f"{line}\n", style="dim")
+    for line in shell_lines(need.more, flags, width - 6):
+        text.append(f"      {line}\n", style="cyan")
     return text
 
 
@@ -142,6 +172,14 @@ _LEADS: Final[Mapping[tuple[str, ...], str]] = {
     ("omni", "hubs"): "When it beat last",
     ("etcdctl", "endpoint"): "What its members say",
 }
+
+
+#: What ``omni why`` tells, by its last word.
+_MORE: Final[Mapping[str, str]] = {
+    "--last-failures": "Which requests failed last, where they had been and how they ended",
+    "--waiting": "Which requests wait, and what for",
+}
+_MORE_OF_ONE: Final = "What the hub sends to it, and why not more"
 
 
 def _advice(need: Finding) -> str:

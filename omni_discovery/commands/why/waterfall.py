@@ -225,7 +225,7 @@ def replayed_line(attempt: StageAttempt, replayed: Replayed) -> str:
 
 
 def listed(lines: Sequence[ReceiptLine], width: int) -> list[str]:
-    """A list of requests, two lines for each."""
+    """A list of requests, two lines for each, and why it failed."""
     found = []
     for each in lines:
         names = each.shown_id or each.request_id
@@ -234,6 +234,8 @@ def listed(lines: Sequence[ReceiptLine], width: int) -> list[str]:
         words = [after, each.error, f"went to {' '.join(each.replicas) or 'nobody'}"]
         words += [f"label {each.label}"] if each.label else []
         found.append("    " + ", ".join(word for word in words if word))
+        if each.reason and each.outcome == "failed":
+            found.append(f"    at last: {one_line(each.reason)}")
     return _wrapped(found, width)
 
 
@@ -241,12 +243,14 @@ def waiting(works: Sequence[WaitingWork], width: int) -> list[str]:
     """What waits, and for what: first each cause with its number, then the requests that wait for the longest time."""
     if not works:
         return ["nothing waits"]
-    found = [f"{len(works)} wait"]
+    found = ["1 waits" if len(works) == 1 else f"{len(works)} wait"]
     for (stage, what), count in Counter((each.stage, each.what) for each in works).most_common():
-        found.append(f"  {count} at stage {stage} for {what}")
+        found.append(f"  {count} {'' if stage is None else f'at stage {stage} '}for {what}")
     found.append("")
     first = works[:_MOST_WAITING]
-    found += [f"  {seconds(each.since_s):>8}  stage {each.stage}  {each.shown_id or each.request_id}" for each in first]
+    for each in first:
+        where = "answer " if each.stage is None else f"stage {each.stage}"
+        found.append(f"  {seconds(each.since_s):>8}  {where}  {each.shown_id or each.request_id}")
     if len(works) > _MOST_WAITING:
         found.append(f"  and {len(works) - _MOST_WAITING} more: --json has them")
     return _wrapped(found, width)

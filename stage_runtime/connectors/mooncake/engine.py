@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import ipaddress
+import sys
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,8 +30,18 @@ _AUTO: Final = "auto"
 _ELSEWHERE: Final = "192.0.2.1"
 
 
+#: Yuanrong's package, whose own copy of a library of logs ends Mooncake's in a SIGSEGV if it is loaded first.
+_FOE: Final = "yr.datasystem"
+
+
 def load(module: str) -> Any:
-    """A module of Mooncake's package. Raise ConfigError that names what to install."""
+    """A module of Mooncake's package. Raise ConfigError that names what to install, or to remove."""
+    if _FOE in sys.modules and not {"mooncake.engine", "mooncake.store"} & sys.modules.keys():
+        raise ConfigError(
+            "Yuanrong's package is loaded in this process, and Mooncake's would end it with a SIGSEGV. vLLM-Omni loads"
+            " it wherever it is installed: pip uninstall openyuanrong-datasystem in this Python, or name another"
+            " connector"
+        )
     try:
         return importlib.import_module(f"mooncake.{module}")
     except ImportError as error:

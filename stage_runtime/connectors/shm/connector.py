@@ -55,5 +55,7 @@ class SharedMemoryConnector(StoringConnector):
 
     def health(self) -> dict[str, Any]:
         """See OmniConnectorBase."""
-        usable = os.access(self._directory, os.W_OK)
-        return {**super().health(), "status": "healthy" if usable else "unhealthy"}
+        health = super().health()
+        if not os.access(self._directory, os.W_OK):
+            health |= {"status": "unhealthy", "reason": f"{self._directory} can't be written to"}
+        return health

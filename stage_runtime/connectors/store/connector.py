@@ -163,11 +163,15 @@ class StoringConnector(OmniConnectorBase):
             self._store.cleanup(request_id)
 
     def health(self) -> dict[str, Any]:
-        """See OmniConnectorBase. ``pending`` counts stored hand-offs, ``lent`` the fetched objects that still live."""
+        """See OmniConnectorBase. ``pending`` counts stored hand-offs, ``lent`` the fetched objects that still live.
+
+        It is unhealthy while the hand-off that found no room last would find none.
+        """
         with self._lock:
             counts = {"puts": self._puts, "gets": self._gets, "failures": self._failures}
+        lack = self._store.lack_of_room()
         return {
-            "status": "healthy",
+            **({"status": "unhealthy", "reason": lack} if lack else {"status": "healthy"}),
             **counts,
             **self._store.counts(),
             "lent": len(self._lent),

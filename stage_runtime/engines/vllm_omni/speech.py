@@ -28,17 +28,33 @@ class Utterance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     speaker: _Word | None = None
     language: _Word = "Auto"
     instruct: Annotated[str, Meta(max_length=4096)] = ""
-    task_type: Annotated[str, Meta(max_length=64)] = "CustomVoice"
+    task_type: Annotated[str, Meta(max_length=64)] = ""
+    #: Whether the talker is given all of the text at once; None: as the model's own code does it, which is so.
+    non_streaming_mode: bool | None = None
+    #: See ``most_tokens``.
+    max_new_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
 
 
 #: Parameters of a request that are no sampling parameters.
 PARAMETERS: Final = ("speaker", "language", "instruct", "task_type")
 
 
-def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: Any) -> Utterance:
+#: What models are asked to do, by their own ``tts_model_type``.
+_TASKS: Final = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
+_KNOWN_VOICES, _DESIGNED_VOICE = "CustomVoice", "VoiceDesign"
+
+
+def task_of(hf_config: Any) -> str:
+    """What the model was made for, by its config: to speak in voices that it knows, or in one that is described."""
+    return _TASKS.get(str(getattr(hf_config, "tts_model_type", "") or ""), _KNOWN_VOICES)
+
+
+def read_speech(
+    inputs: Mapping[str, Any], params: Mapping[str, Any], talker: Any, task: str = _KNOWN_VOICES
+) -> Utterance:
     """The speech that a client asks for: by ``additional_information``, as vLLM-Omni has it, or by its prompt.
 
-    ``params`` are the request's, in the second place. Raise InvalidRequestError.
+    ``params`` are the request's, in the second place; ``task`` is the model's. Raise InvalidRequestError.
     """
     told = inputs.get("additional_information")
     if told is not None and not isinstance(told, Mapping):
@@ -48,13 +64,24 @@ def read_speech(inputs: Mapping[str, Any], params: Mapping[str, Any], talker: An
     if "text" not in given:
         given["text"] = prompt_text(inputs)
     speech = checked(given, Utterance)
-    if speech.task_type != "CustomVoice":
-        raise InvalidRequestError(f"task_type: {speech.task_type!r} was not tried here; CustomVoice was")
-    return msgspec.structs.replace(
-        speech,
-        speaker=_known("speaker", speech.speaker or "", talker.spk_id),
-        language=_known("language", speech.language, {"Auto": 0, **(talker.codec_language_id or {})}),
-    )
+    if (asked := speech.task_type or task) not in (_KNOWN_VOICES, _DESIGNED_VOICE):
+        raise InvalidRequestError(f"task_type: {asked!r} was not tried here; CustomVoice and VoiceDesign were")
+    if asked != task:
+        raise InvalidRequestError(f"task_type: this model is for {task}, not {asked!r}")
+    if task == _DESIGNED_VOICE and not speech.instruct.strip():
+        raise InvalidRequestError("instruct: this model speaks in the voice that it describes (HTTP: instructions)")
+    # Clients name a voice always; one that is described has no name.
+    speaker = _known("speaker", speech.speaker or "", talker.spk_id) if task == _KNOWN_VOICES else None
+    language = _known("language", speech.language, {"Auto": 0, **(talker.codec_language_id or {})})
+    return msgspec.structs.replace(speech, speaker=speaker, language=language, task_type=task)
+
+
+def most_tokens(inputs: Mapping[str, Any]) -> int | None:
+    """How many tokens ``additional_information`` allows its speech; None if it does not say a number."""
+    told = inputs.get("additional_information")
+    most = told.get("max_new_tokens") if isinstance(told, Mapping) else None
+    most = most[0] if isinstance(most, list | tuple) and len(most) == 1 else most
+    return most if type(most) is int and most > 0 else None
 
 
 def only_one(name: Any, value: Any) -> Any:
@@ -77,7 +104,7 @@ def prompt_of(speech: Utterance, tokenize: Callable[[str], Sequence[int]], talke
     """The prompt for vLLM-Omni. Raise InvalidRequestError for a text that can't be said."""
     from vllm_omni.model_executor.models.qwen3_tts.prompt_embeds_builder import Qwen3TTSPromptEmbedsBuilder
 
-    fields = msgspec.to_builtins(speech)
+    fields = msgspec.to_builtins(msgspec.structs.replace(speech, max_new_tokens=None))
     information = {name: [value] for name, value in fields.items()} | {"task_type": [speech.task_type]}
     try:
         places = Qwen3TTSPromptEmbedsBuilder.estimate_prompt_len_from_additional_information(

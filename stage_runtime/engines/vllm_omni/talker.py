@@ -16,6 +16,8 @@ from omni_discovery.errors import InvalidRequestError
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
 OMNI: Final = ("qwen2_5_omni", "qwen3_omni_moe")
+#: Those, and models of which the thinker alone is served: chats with pictures, sound and videos.
+THINKERS: Final = (*OMNI, "qwen2_5_omni_thinker_only", "qwen3_omni_moe_thinker_only")
 
 
 class Turns(msgspec.Struct, frozen=True, kw_only=True):

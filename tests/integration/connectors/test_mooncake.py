@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,10 +34,11 @@ from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineCon
 from stage_runtime.connectors.store.layout import key_digest
 from stage_runtime.connectors.store.registered import ManagedBuffer
 from tests.support.connector_peer import Peer, intact, payload
-from tests.support.mooncake import mooncake_host, mooncake_master
+from tests.support.mooncake import mooncake_host, mooncake_master, require_mooncake
 from tests.support.netns import Host, Network
 from tests.support.processes import wait_for
 from tests.support.quiet import soon_s
+from tests.support.yuanrong import require_yuanrong
 
 TRANSFER = "MooncakeTransferEngineConnector"
 KEEP = {"consume": False}
@@ -73,6 +76,29 @@ def put(connector: MooncakeTransferEngineConnector, key: str, value: Any) -> dic
 
 def free_bytes(connector: MooncakeTransferEngineConnector) -> int:
     return int(connector.health()["pool_free_bytes"])
+
+
+BEHIND_YUANRONG = """
+import yr.datasystem
+from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.mooncake.engine import load
+for module in ("engine", "store"):
+    try:
+        load(module)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_where_yuanrongs_library_is_loaded_already_mooncakes_is_refused() -> None:
+    """As in a stage of vLLM-Omni, which imports it: both have glog in them, and the process would get a SIGSEGV."""
+    require_mooncake()
+    require_yuanrong()
+    ended = subprocess.run(
+        [sys.executable, "-c", BEHIND_YUANRONG], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("pip uninstall openyuanrong-datasystem in this Python, or name another connector") == 2
 
 
 @pytest.mark.parametrize(

@@ -285,6 +285,7 @@ def test_a_full_file_system_is_an_answer_and_leaves_nothing(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = make()
+    free = os.statvfs(tmp_path)
 
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
@@ -294,8 +295,24 @@ def test_a_full_file_system_is_an_answer_and_leaves_nothing(
     assert "No space left" in connector.last_error
     assert names(tmp_path) == []
     assert connector.health()["inflight_bytes"] == 0
+    assert connector.health()["status"] == "healthy", "by now there is room"
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result([4096, 4096, 256, 10, 10, *free[5:]]))
+    health = connector.health()
+    assert health["status"] == "unhealthy"
+    assert health["reason"].startswith(f"{tmp_path} is full: of 1 MiB, 40 KiB are free and a hand-off takes 97.")
+    assert health["reason"].endswith(" KiB; this replica keeps 0 B there for its next stages")
     monkeypatch.undo()
     assert connector.put("0", "1", "key", payload(100_000))[0]
+
+
+def test_an_edge_beyond_its_limits_says_so_until_a_hand_off_is_dropped(make: Make) -> None:
+    connector = make(max_inflight=1)
+    assert connector.put("0", "1", "first", payload(1000))[0]
+    assert connector.health()["status"] == "healthy"
+    assert not connector.put("0", "1", "second", payload(1000))[0]
+    assert connector.health()["reason"] == "1 hand-offs are in flight; max_inflight is 1"
+    connector.cleanup("first")
+    assert connector.health()["status"] == "healthy"
 
 
 def test_what_a_killed_producer_left_is_swept_at_the_next_start(make: Make, peer: Peer, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import argparse
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +21,10 @@ import pytest
 from omni_discovery.commands.why.command import WhyCommand
 from omni_discovery.errors import OmniError
 from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError
+from tests.support.host_etcd import REGISTRY_PORT, etcd_on
 from tests.support.hub import Hub
-from tests.support.processes import Child, wait_for
+from tests.support.netns import Host, Network, require_netns
+from tests.support.processes import OMNI, Child, wait_for
 
 DEPLOY = """
 model: echo-two
@@ -29,6 +34,13 @@ stages:
 """
 #: Two seconds of work for stage 0, of words that no receipt may hold.
 PROMPT = " ".join(["swordfish"] * 20)
+#: Asks a hub at a URL, with an x-request-id.
+ASK = """
+import sys, urllib.request
+body = b'{"messages": [{"role": "user", "content": "one"}]}'
+headers = {"Content-Type": "application/json", "x-request-id": sys.argv[2]}
+urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body, headers), timeout=30).read()
+"""
 TOKEN = "a-token-of-thirty-two-characters"
 
 
@@ -150,6 +162,57 @@ def test_a_replica_that_was_cordoned_says_so(hub: Hub, why: Why) -> None:
     [told] = why.read("after")
     last = [each for each in told["attempts"] if each["stage"] == 1][-1]
     assert {each["replica"]: each.get("out", "") for each in last["picking"]["candidates"]}["1/0"] == "cordoned"
+
+
+def test_all_hubs_of_the_registry_are_asked_and_each_answers_once(tmp_path: Path) -> None:
+    """1. two hubs on two hosts, each with a port for operators, share a replica; each serves a request of its own
+    2. from a third host, both requests are found, with the token; from the first, its own hub is asked only once
+    3. one hub is ended by SIGKILL: it is named as one that does not answer, and the other one's answer is shown
+    """
+    require_netns()
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    with Network("registry", "one", "two") as network, ExitStack() as stack:
+        registry = network.hosts["registry"]
+        stack.enter_context(etcd_on(registry, tmp_path))
+        etcd = ["--etcd-endpoints", f"{registry.address}:{REGISTRY_PORT}"]
+        token = ["--admin-token-file", str(tmp_path / "token")]
+        hubs = {name: _start_hub(tmp_path / name, network.hosts[name], etcd + token) for name in ("one", "two")}
+        for each in hubs.values():
+            stack.callback(each.stop)
+        words = ["serve", "--headless", "--stage-id", "0", "--namespace", "test", *etcd]
+        replica = Child(words, tmp_path, "replica", prefix=network.hosts["one"].command())
+        stack.callback(replica.stop)
+
+        def why(host: str, folder: Path, *words: str) -> str:
+            command = [*OMNI, "why", *words, "--namespace", "test", *etcd, *token, "--all-hubs"]
+            runtime = {"XDG_RUNTIME_DIR": str(folder)}
+            command = network.hosts[host].command(*command)
+            done = subprocess.run(command, env=os.environ | runtime, capture_output=True, timeout=60, check=False)
+            return done.stdout.decode() + done.stderr.decode()
+
+        for name, each in hubs.items():
+            each.url = wait_for("the hub to listen", each._listening, 60)
+            asking = network.hosts[name].command(sys.executable, "-c", ASK, each.url, f"of-{name}")
+            wait_for("an answer", lambda asking=asking: not subprocess.call(asking, stderr=subprocess.DEVNULL), 60)
+        seen = {name: why("registry", tmp_path, f"of-{name}") for name in hubs}
+        assert [f"label of-{name}" in text for name, text in seen.items()] == [True, True], seen
+        reports = why("one", tmp_path / "one", "0/0", "--json").splitlines()
+        asked_hubs = [json.loads(line)["hub"] for line in reports if line.startswith("{")]
+        assert len(asked_hubs) == len(set(asked_hubs)) == 2, reports
+        os.kill(hubs["two"].process.pid, signal.SIGKILL)
+        text = why("registry", tmp_path, "--last-failures")
+        assert "no request has failed" in text
+        assert f"{network.hosts['two'].address}:" in text
+        assert "does not answer" in text
+
+
+def _start_hub(folder: Path, host: Host, flags: list[str]) -> Hub:
+    folder.mkdir()
+    document = folder / "deploy.yaml"
+    document.write_text("{model: echo, stages: [{stage_id: 0, engine: echo, final_output: text}]}")
+    port = ["--admin-host", host.address, "--admin-port", "0", "--host", host.address]
+    return Hub(folder, ["--deploy-config", str(document), "--hub-only", *port, *flags], prefix=host.command())
 
 
 @pytest.mark.attack("A10")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.alerts import RULES, run_promtool
+from tests.support.alerts import FILE, RULES, run_promtool, shorten_rules
 
 HUB = 'instance="hub:8000",job="omni-hub"'
 STAGE = 'instance="stage:9100",job="omni-stage"'
+ETCD = 'instance="etcd:2379",job="etcd"'
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,17 @@ def of_hub(metric: str, *labels: str) -> str:
 
 
 FAILURES = of_hub("omni_hub_request_failures_total", 'stage="0"', 'replica="0/1"', 'outcome="EngineFailedError"')
+OTHER_FAILURES = FAILURES.replace("0/1", "0/2")
 WRONG = of_hub("omni_hub_request_failures_total", 'stage="0"', 'replica="0/1"', 'outcome="InvalidRequestError"')
 HUBS = f'omni_supervisor_hubs{{{STAGE},namespace="default",stage="0"}}'
 OTHER_HUBS = 'omni_supervisor_hubs{instance="b:9100",job="omni-stage",namespace="default",stage="1"}'
 UP = f'omni_supervisor_replicas_up{{{STAGE},namespace="default",stage="0"}}'
 WANTED = f'omni_supervisor_replicas_wanted{{{STAGE},namespace="default",stage="0"}}'
+USED = f"etcd_mvcc_db_total_size_in_bytes{{{ETCD}}}"
+QUOTA = f"etcd_server_quota_backend_bytes{{{ETCD}}}"
 ON_HUB = {"instance": "hub:8000", "job": "omni-hub"}
 PER_STAGE = {"instance": "hub:8000", "stage": "0"}
+ON_ETCD = {"instance": "etcd:2379", "job": "etcd"}
 ON_STAGE = {"instance": "stage:9100", "job": "omni-stage"}
 
 
@@ -53,11 +60,21 @@ CASES = [
     Case("OmniViewStale", {of_hub("omni_hub_view_stale_seconds"): "0x8"}, "2m", None),
     Case(
         "OmniRequestsRefused",
-        {of_hub("omni_hub_requests_total", 'outcome="OverloadedError"'): "0+1x60"},
+        {gauge("omni_hub_requests_refused_total"): "0+1x60"},
+        "12m",
+        PER_STAGE,
+        "for stage 0",
+    ),
+    Case(
+        "OmniRequestsRefused",
+        {of_hub("omni_hub_requests_refused_total", 'stage=""'): "0+1x60"},
         "12m",
         {"instance": "hub:8000"},
+        "for its own bounds",
     ),
-    Case("OmniRequestsRefused", {of_hub("omni_hub_requests_total", 'outcome="ok"'): "0+1x60"}, "12m", None),
+    Case("OmniRequestsRefused", {gauge("omni_hub_requests_refused_total"): "0x60"}, "12m", None),
+    # One at 5 min, one at 9: that is not five minutes of refusals.
+    Case("OmniRequestsRefused", {gauge("omni_hub_requests_refused_total"): "0x19 1x15 2x20"}, "10m", None),
     Case("OmniSessionsLost", {gauge("omni_hub_session_losses_total"): "0+1x40"}, "10m", PER_STAGE),
     Case("OmniSessionsLost", {gauge("omni_hub_session_losses_total"): "0x20 1x20"}, "10m", None),
     Case("OmniPipelineNotFollowed", {of_hub("omni_hub_pipeline_not_followed"): "1x4"}, "1m", ON_HUB),
@@ -70,6 +87,8 @@ CASES = [
     Case("OmniRequestsFail", {FAILURES: "12x60"}, "12m", None),
     Case("OmniRequestsFail", {FAILURES: "12x40 13 14 15 16x10"}, "12m", PER_STAGE),
     Case("OmniRequestsFail", {FAILURES: "_x4 2x20"}, "2m", None),
+    # Two of one that has failed before, and the first of another: three at this stage.
+    Case("OmniRequestsFail", {FAILURES: "12x40 13 14x20", OTHER_FAILURES: "_x42 1x20"}, "12m", PER_STAGE, "3 requests"),
     # Clients that ask for what there is not.
     Case("OmniRequestsFail", {WRONG: "_x4 50x20"}, "2m", None),
     # One was left out for ten seconds, four minutes ago.
@@ -89,6 +108,9 @@ CASES = [
         "11m",
         None,
     ),
+    Case("OmniRecordUnreadable", {of_hub("omni_hub_view_unreadable_keys"): "2x20"}, "3m", ON_HUB, "can't read 2 keys"),
+    # It was written anew within the minute.
+    Case("OmniRecordUnreadable", {of_hub("omni_hub_view_unreadable_keys"): "1x2 0x20"}, "3m", None),
     Case("OmniHubDown", {f"up{{{HUB}}}": "0x10"}, "2m", ON_HUB, "at hub:8000"),
     Case("OmniHubDown", {f"up{{{STAGE}}}": "1x10"}, "2m", {"job": "omni-hub"}, "at any address"),
     Case("OmniHubDown", {f"up{{{HUB}}}": "1x10"}, "2m", None),
@@ -106,12 +128,23 @@ CASES = [
     Case("OmniReplicasDown", {UP: "2x20 1x40", WANTED: "2x20 1x40"}, "11m", None),
     Case("OmniSupervisorDown", {f"up{{{STAGE}}}": "0x10"}, "2m", ON_STAGE),
     Case("OmniSupervisorDown", {f"up{{{STAGE}}}": "1x10"}, "2m", None),
+    Case("OmniEtcdNearlyFull", {USED: "1900000000x40", QUOTA: "2147483648x40"}, "6m", ON_ETCD, "88"),
+    Case("OmniEtcdNearlyFull", {USED: "1000000000x40", QUOTA: "2147483648x40"}, "6m", None),
 ]
 
 
 def test_each_alert_is_tried_both_ways() -> None:
     assert {case.alert for case in CASES if case.labels is not None} == set(RULES)
     assert {case.alert for case in CASES if case.labels is None} == set(RULES)
+
+
+def test_shorter_rules_differ_in_their_durations_alone() -> None:
+    """Those that a real Prometheus is given in tests/fault."""
+    text = FILE.read_text()
+    shorter = shorten_rules(text, 30)
+    assert re.sub(r"(for: |\[|offset )\d+ms\b", r"\1", shorter) == re.sub(r"(for: |\[|offset )\d+[sm]\b", r"\1", text)
+    (rule,) = yaml.safe_load(shorten_rules("[{expr: 'rate(a[5m]) > 60 unless b offset 2m', for: 30s}]", 30))
+    assert rule == {"expr": "rate(a[10000ms]) > 60 unless b offset 4000ms", "for": "1000ms"}
 
 
 def test_each_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import shlex
 import subprocess
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 
+from tests.support.alerts import RULES
 from tests.support.binaries import require_promtool
 from tests.support.reference import commands
 
@@ -108,8 +109,25 @@ def test_commands_use_flags_that_exist(words: list[str]) -> None:
     parser.parse_args(rest)
 
 
-def test_every_alert_has_its_line_in_the_page_of_troubles() -> None:
-    alerts = yaml.safe_load((ROOT / "compose" / "monitoring" / "alerts.yaml").read_text(encoding="utf-8"))
-    names = [rule["alert"] for group in alerts["groups"] for rule in group["rules"]]
-    page = (ROOT / "docs" / "operations" / "trouble.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(Omni\w+)` \|", page, re.MULTILINE) == names
+TROUBLE: Final = "docs/operations/trouble.md"
+
+
+def alerts_of_the_page() -> dict[str, str]:
+    """What the page of troubles says of each alert, by the heading."""
+    page = (ROOT / TROUBLE).read_text(encoding="utf-8")
+    _, *parts = re.split(r"^### (Omni\w+)$", page, flags=re.MULTILINE)
+    return {name: text.partition("\n## ")[0] for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_the_page_of_troubles_has_a_section_for_each_alert_and_no_other() -> None:
+    assert list(alerts_of_the_page()) == list(RULES)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_alert_links_to_what_it_looks_like_why_and_what_to_do(name: str) -> None:
+    """The heading's anchor is its name in lower case."""
+    link = RULES[name]["annotations"]["runbook_url"]
+    assert link == f"{{{{ $externalLabels.omni_docs }}}}{TROUBLE}#{name.lower()}"
+    said = re.findall(r"^\*\*([^*]+):\*\* (\S.*)$", alerts_of_the_page()[name], re.MULTILINE)
+    assert [part for part, _ in said] == ["Looks like", "Why", "Do"]
+    assert all(len(text) > 20 for _, text in said)

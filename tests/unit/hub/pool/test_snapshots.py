@@ -139,7 +139,7 @@ def test_a_snapshot_tells_who_was_left_out_and_why() -> None:
         "0/1": "without a session",
         "0/2": "it has failed this request, or was late with it",
         "0/3": "full: all its slots are taken",
-        "0/5": "no credit of this hub is left",
+        "0/5": "without a credit of this hub, though it reports free slots",
         "0/6": "",
     }
     assert ejected.startswith("ejected: ")

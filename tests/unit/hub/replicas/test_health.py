@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from msgspec import UNSET
+
 from hub.config import PoolOptions
 from hub.pool.versions import Pools, make_pools
 from hub.replicas.health import HealthReporter
 from omni_discovery.balancing.policies import build_load_balancer_factory
-from omni_discovery.records.health import MOST_TROUBLES
+from omni_discovery.records.health import MOST_TROUBLES, UnreadAnswers
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from tests.support.registry import eventually
 
@@ -153,3 +155,18 @@ def test_what_waits_and_what_was_refused_is_reported_by_stage() -> None:
     hub, stage = reporter.report.loads or []
     assert (hub.stage_id, hub.refused, hub.refused_at) == (None, 1, 1008.0)
     assert (stage.stage_id, stage.waiting, stage.refused, stage.refused_at) == (0, 0, 2, 1007.0)
+
+
+def test_answers_that_lie_unread_for_ten_seconds_are_reported_and_announced() -> None:
+    """Two of three lie for long enough; the report says so at once, and no more once they are read."""
+    reporter, announced = HealthReporter(pools_of(1)), []
+    reporter.on_change = lambda: announced.append(reporter.report)
+    reporter.refresh(20.0, 1020.0)
+    reporter.unread_since_s = lambda: {"a": 12.0, "b": 15.0, "c": 25.0, "d": float("inf")}
+    reporter.refresh(26.0, 1026.0)
+    assert reporter.report.unread == UnreadAnswers(count=2, since=1012.0)
+    assert announced[-1] is reporter.report
+    reporter.unread_since_s = lambda: {"c": 26.0}
+    reporter.refresh(26.5, 1026.5)
+    assert reporter.report.unread is UNSET
+    assert announced[-1] is reporter.report

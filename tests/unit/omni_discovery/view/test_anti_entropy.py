@@ -106,6 +106,7 @@ class Scene:
         self.kv = LyingKV(self.clock)
         self.views: list[View] = []
         self.counts: Counter[str] = Counter()
+        self.echoes_s: list[float] = []
         self.table = ReplicaTable(NS)
         self.applied_revision: Callable[[], int] | None = None
 
@@ -115,6 +116,7 @@ class Scene:
         options = AntiEntropyOptions(
             beat=lambda kv: Beat(kv, BEAT, lambda: lease_id),
             count=self._count,
+            observe_echo=self.echoes_s.append,
             applied_revision=self.applied_revision,
         )
         prefix = keys.namespace_prefix(NS)
@@ -156,7 +158,7 @@ async def scene() -> AsyncIterator[Scene]:
 
 async def test_a_quiet_watch_is_proved_each_second_by_a_leased_beat(scene: Scene) -> None:
     await scene.clock.advance(10.5)
-    assert await scene.beat() == 10
+    assert await scene.beat() == len(scene.echoes_s) == 10
     item = await scene.kv.get(BEAT)
     assert item is not None
     assert item.lease_id != 0

@@ -38,8 +38,9 @@ def test_a_watch_that_brings_news_is_left_alone() -> None:
 def test_an_echo_proves_what_was_written_before_the_beat() -> None:
     freshness = opened()
     freshness.tick(12.0, 1)
-    freshness.beat_echoed()
+    assert freshness.beat_echoed(12.25) == 0.25
     assert freshness.fresh_at_s == 12.0
+    assert freshness.beat_echoed(12.3) is None, "it was counted already"
     assert freshness.tick(12.5, 1) is None
     assert freshness.tick(13.0, 1) == WriteBeat(2)
 
@@ -65,7 +66,7 @@ def test_all_hubs_together_beat_twenty_times_a_second_at_most(hubs: int, interva
         now_s = max(now_s, freshness.due_s(hubs))
         if freshness.tick(now_s, hubs) is not None:
             beats += 1
-            freshness.beat_echoed()
+            freshness.beat_echoed(now_s)
     assert beats == pytest.approx(10, abs=1)
     assert hubs * beats / (10 * interval_s) <= 22.0
 
@@ -73,7 +74,7 @@ def test_all_hubs_together_beat_twenty_times_a_second_at_most(hubs: int, interva
 def test_a_hub_that_is_asked_answers_though_the_watch_is_busy() -> None:
     freshness = opened()
     freshness.tick(11.1, 1)
-    freshness.beat_echoed()
+    freshness.beat_echoed(11.1)
     freshness.news_arrived(11.5)
     freshness.request_beat()
     assert freshness.tick(11.6, 1) == WriteBeat(2)
@@ -82,7 +83,7 @@ def test_a_hub_that_is_asked_answers_though_the_watch_is_busy() -> None:
 def test_many_hubs_that_are_asked_at_once_keep_to_their_common_rate() -> None:
     freshness = opened()
     freshness.tick(20.0, 100)
-    freshness.beat_echoed()
+    freshness.beat_echoed(20.0)
     freshness.request_beat()
     assert freshness.due_s(100) == pytest.approx(25.0)
     assert freshness.due_s(1) == pytest.approx(20.05)
@@ -120,7 +121,7 @@ def test_a_silent_etcd_is_noticed_within_a_beats_pause_and_its_way_back(hubs: in
     freshness = Freshness(LONGEST_ECHO_S)
     freshness.watch_opened(10.0, 10.1)
     freshness.tick(70.0, hubs)
-    freshness.beat_echoed()
+    freshness.beat_echoed(70.1)
     assert isinstance(freshness.tick(freshness.due_s(hubs), hubs), WriteBeat)
     assert freshness.due_s(hubs) == pytest.approx(70.0 + longest_s)
     assert freshness.tick(freshness.due_s(hubs), hubs) == Distrust(70.0)
@@ -130,7 +131,7 @@ def test_a_silent_etcd_is_noticed_within_a_beats_pause_and_its_way_back(hubs: in
 def test_a_report_that_changed_is_beaten_though_the_watch_is_never_quiet() -> None:
     freshness = opened()
     freshness.tick(11.2, 1)
-    freshness.beat_echoed()
+    freshness.beat_echoed(11.2)
     freshness.news_arrived(11.5)
     assert freshness.tick(11.5, 1) is None
     freshness.request_beat()

@@ -11,6 +11,7 @@ from stage_runtime.connectors import OmniConnectorBase
 from stage_runtime.engine_loop.jobs import Work
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.replica.readiness import ReadinessCheck
+from stage_runtime.server.credits import NO_LOST_SLOTS, LostSlots
 
 
 class Store(OmniConnectorBase):
@@ -49,11 +50,12 @@ class World:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.now_s = 0.0
-        self.record: list[dict[str, str]] = []
+        self.record: list[dict[str, Any]] = []
         self.naps = 0
+        self.lost = NO_LOST_SLOTS
         self.payloads = Payloads(0, {(0, 1): Edge("Store", store)}, lambda: self.now_s)
         self.readiness = ReadinessCheck(
-            self.payloads, lambda **said: self.record.append(said), lambda: self.now_s, self.sleep
+            self.payloads, lambda **said: self.record.append(said), lambda: self.now_s, self.sleep, lambda: self.lost
         )
 
     def sleep(self, seconds: float) -> None:
@@ -117,6 +119,28 @@ def test_a_failure_that_was_the_requests_own_is_not_told() -> None:
     world.store.reason = ""
     world.readiness.check_again()
     assert (world.record, world.store.asked) == ([], 1)
+
+
+def test_lost_slots_are_told_beside_a_connector_that_is_out_of_reach_and_each_ends_by_itself() -> None:
+    world = World(Store())
+    world.readiness.wait_ready()
+    world.lost = LostSlots(2, "2 slots serve nobody")
+    for _ in range(3):
+        world.readiness.check_again()
+    assert world.record == [{"reason": "2 slots serve nobody", "lost_slots": 2}]
+    assert world.store.asked == 1, "no hand-off has failed"
+    world.store.reason = "gone"
+    world.hand_over()
+    world.now_s += 5
+    world.readiness.check_again()
+    assert world.record[1:] == [{"reason": "stage 0 can't hand over to 1: gone; 2 slots serve nobody"}]
+    world.lost, world.store.reason = NO_LOST_SLOTS, ""
+    world.now_s += 4.9
+    world.readiness.check_again()
+    assert len(world.record) == 2
+    world.now_s += 0.1
+    world.readiness.check_again()
+    assert world.record[2:] == [{"reason": "", "lost_slots": 0}]
 
 
 def test_connectors_are_closed_whatever_their_health_says(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stage_runtime.server.credits import CreditBook, DoubtHub, GrantCredits, RecallCredits
+from stage_runtime.server.credits import CreditBook, DoubtHub, GrantCredits, LostSlots, RecallCredits
 
 #: The most that the wire lets a hub say.
 ENDLESS = (1 << 53) - 1
@@ -411,3 +411,35 @@ def test_a_hub_under_load_that_spends_what_it_gets_is_never_doubted() -> None:
         seen += busy.lend_and_recall(now_s)
     assert not [action for action in seen if isinstance(action, DoubtHub)]
     assert sum(isinstance(action, GrantCredits) for action in seen) > 100
+
+
+def test_credits_that_an_asking_hub_leaves_for_long_are_lost_slots_until_it_spends_or_goes() -> None:
+    """1. a waits beside four credits; it is doubted, and five seconds later its credits serve nobody
+    2. it asks no more: nobody waits for them; 3. it asks again, and spends them: all is well
+    """
+    one = book(4, "a")
+    for tenth in range(10, 71):
+        one.record_demand("a", 1, 2, 0.0, tenth / 10)
+        one.lend_and_recall(tenth / 10)
+        if tenth < 70:
+            assert one.lost_slots(0, tenth / 10) == LostSlots()
+    lost = one.lost_slots(0, 7.1)
+    assert lost.count == 4
+    assert lost.reason == (
+        "4 of its 4 slots serve nobody: hub a waits for slots and has used none of the 4 lent to it for over 5 s"
+    )
+    assert one.lost_slots(0, 8.2) == LostSlots()
+    one.record_demand("a", 1, 2, 0.0, 9.0)
+    assert one.lost_slots(0, 9.0).count == 4
+    for _ in range(4):
+        assert one.begin_request("a", credit=True)
+    assert one.lost_slots(4, 9.0) == LostSlots()
+
+
+def test_slots_that_are_booked_for_requests_which_have_ended_are_lost() -> None:
+    one = book(2, "a")
+    one.lend_and_recall(0.0)
+    one.begin_request("a", credit=True)
+    assert one.lost_slots(1, 0.1) == LostSlots()
+    lost = one.lost_slots(0, 0.1)
+    assert lost == LostSlots(1, "1 of its 2 slots serve nobody: 1 taken by requests that have ended")

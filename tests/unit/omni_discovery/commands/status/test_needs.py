@@ -16,7 +16,7 @@ from omni_discovery.deploy.fingerprint import stage_fingerprint
 from omni_discovery.kv import KeyValue, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
-from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageLoad
+from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures, StageLoad, UnreadAnswers
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.records.waits import WaitEntry, WaitKind, WaitRecord, encode_waits, last_words_among, waits_among
 from omni_discovery.view.table import ReplicaTable
@@ -178,6 +178,35 @@ def test_an_overloaded_stage_is_a_need_while_it_refuses_or_falls_behind() -> Non
     assert load(refused=9, refused_at=NOW_S - 100) == []
     assert topics(load(waiting=16)) == ["load"]
     assert load(waiting=3) == []
+
+
+def test_lost_slots_are_a_need_of_their_own_and_no_overload() -> None:
+    """More replicas are no answer to them; the hub says what waits there."""
+    reason = "2 of its 4 slots serve nobody: hub hub-1 waits for slots"
+    waits = beat(HubHealth(loads=[StageLoad(stage_id=0, waiting=30)]))
+    (need,) = told(replica("0/0", lost_slots=2, reason=reason), replica("0/1"), replica("1/0"), waits)
+    assert (need.topic, need.text) == ("slots", f"replica 0/0 is up, but {reason}")
+    assert need.command == ("omni", "drain", "0/0")
+    assert (need.more, need.more_host) == (("omni", "why", "0/0"), "front")
+    (load,) = told(*WELL, waits)
+    assert (load.topic, load.more) == ("load", ("omni", "why", "--waiting"))
+
+
+def test_clients_that_read_too_slowly_are_named_and_so_are_their_places_in_a_full_hub() -> None:
+    unread = UnreadAnswers(count=2, since=NOW_S - 25)
+    (need,) = told(*WELL, beat(HubHealth(loads=[], unread=unread)))
+    assert need.text == (
+        "2 requests of hub hub-1 have a client that reads too slowly: what is there of the answer has waited for 25 s"
+    )
+    assert (need.more, need.more_host) == (("omni", "why", "--waiting"), "front")
+    full = [StageLoad(refused=3, refused_at=NOW_S - 1)]
+    load, _ = told(*WELL, beat(HubHealth(loads=full, unread=unread)))
+    assert load.text.endswith("3 requests answered 429 in 5 min; 2 of them wait for clients that don't read")
+
+
+def test_requests_that_fail_name_the_command_that_shows_them_and_its_host() -> None:
+    (need,) = told(*WELL, beat(HubHealth(requests=9, failures=[StageFailures(stage_id=1, failed=9)], loads=[])))
+    assert (need.more, need.more_host) == (("omni", "why", "--last-failures"), "front")
 
 
 def test_a_hub_that_holds_its_lease_and_does_not_beat_has_an_old_view() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,6 +48,24 @@ def test_what_needs_somebody_comes_first_with_its_command() -> None:
         "    mend it:",
         "      omni hub allow front-1 --namespace prod",
     ]
+
+
+def test_what_tells_more_stands_below_once_with_the_host_where_it_is_asked() -> None:
+    """It asks a hub and not etcd: of the flags it needs the namespace alone."""
+    failed = replace(need("1 of 2 failed"), more=("omni", "why", "--last-failures"), more_host="front")
+    flags = Flags(("--etcd-endpoints", "a:2379", "--namespace", "prod"), "a:2379")
+    lines = status_text(status(failed, failed), flags, 80).plain.splitlines()
+    assert lines[5:10] == [
+        "    Which requests failed last, where they had been and how they ended, asked on",
+        "    front:",
+        "      omni why --last-failures --namespace prod",
+        " 2. replica: 1 of 2 failed",
+        "    mend it",
+    ]
+    here = status_text(status(failed, host="front"), flags, 80).plain
+    assert "how they ended:" in here
+    (alone,) = shell_lines(failed.more, Flags((), "unix:///tmp/e"), 74)
+    assert alone == "omni why --last-failures"
 
 
 def test_a_topic_is_said_unless_the_text_says_it() -> None:

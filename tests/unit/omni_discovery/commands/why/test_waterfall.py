@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from omni_discovery.commands.why.waterfall import (
@@ -136,6 +137,8 @@ def test_what_waits_is_told_by_cause_first() -> None:
     assert lines[:3] == ["31 wait", "  30 at stage 1 for a free slot", "  1 at stage 0 for the retry budget"]
     assert lines[-1] == "  and 11 more: --json has them"
     assert waiting([], 80) == ["nothing waits"]
+    unread = WaitingWork(request_id="r~1", shown_id="r", since_s=12.0, what="its client")
+    assert waiting([unread], 80) == ["1 waits", "  1 for its client", "", "   12.00 s  answer   r"]
 
 
 def test_a_replica_that_gets_nothing_is_told_why_and_what_to_do() -> None:
@@ -149,13 +152,15 @@ def test_a_replica_that_gets_nothing_is_told_why_and_what_to_do() -> None:
     assert lines[-2:] == ["why:", "  cordoned: omni cordon 1/2 --undo"]
 
 
-def test_failures_are_two_lines_each() -> None:
+def test_failures_are_two_lines_each_and_a_third_says_why() -> None:
     line = ReceiptLine(
         request_id="r~1", shown_id="r", took_s=0.5, outcome="failed", error="ReplicaLostError", replicas=["0/1"]
     )
     lines = listed([line], 80)
     assert lines[0].endswith("  r")
-    assert lines[1] == "    failed after 500 ms, ReplicaLostError, went to 0/1"
+    assert lines[1:] == ["    failed after 500 ms, ReplicaLostError, went to 0/1"]
+    told = listed([msgspec.structs.replace(line, reason="its process\nis gone")], 80)
+    assert told == [*lines, "    at last: its process is gone"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_own_arguments_are_taken_and_all_others_are_vllm_omnis() -> None:
         ("model_runner", "v2"),
         ("use_v2_model_runner", True),
         ("async_scheduling", True),
+        ("distributed_executor_backend", "mp"),
     ],
 )
 def test_what_does_not_work_is_refused_by_name(name: str, value: Any) -> None:

@@ -70,6 +70,16 @@ def test_what_the_document_does_not_hold_is_told() -> None:
     assert [stage["engine_args"]["trust_remote_code"] for stage in may.document["stages"]] == [True, True]
 
 
+def test_an_executor_with_processes_of_its_own_is_left_out_and_told() -> None:
+    """As vLLM-Omni's file for a thinker alone says it; a stage here is one process."""
+    resolved = recorded("qwen2_5_omni")
+    first, *others = resolved.stages
+    settings = {**first.settings, "distributed_executor_backend": "mp"}
+    made = document_of(replace(resolved, stages=(replace(first, settings=settings), *others)), "tiny")
+    assert "distributed_executor_backend of stage 0 (a replica is one process)" in made.left_out
+    assert "distributed_executor_backend" not in made.document["stages"][0]["engine_args"]
+
+
 def test_a_pipeline_that_was_not_run_is_refused_by_name_and_with_the_way_to_load_it() -> None:
     strange = replace(recorded("qwen3_tts"), name="bagel")
     assert "bagel" not in RUN
