@@ -103,7 +103,9 @@ def _uv(python: Path, *arguments: str) -> None:
     index = environment.get("PIP_INDEX_URL") or _pip_setting(python, "index-url")
     if index:
         environment.setdefault("UV_DEFAULT_INDEX", index)
-    command = [str(python), "-m", "uv", "pip", "install", "--python", str(python), *arguments]
+    # On a terminal it shows how far it is; elsewhere that would be a line for each of more than a hundred packages.
+    quiet = [] if sys.stderr.isatty() else ["--quiet"]
+    command = [str(python), "-m", "uv", "pip", "install", *quiet, "--python", str(python), *arguments]
     subprocess.run(command, check=True, env=environment)
 
 

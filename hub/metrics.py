@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.registry import Collector
 
 from omni_discovery.metrics.collector import HostCollector, add_build_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
+    from prometheus_client import Metric
     from prometheus_client.metrics import MetricWrapperBase
 
     from hub.pool.core import Pool
@@ -36,8 +39,14 @@ _VIEW_CHANGES: Final = ("added", "updated", "removed")
 
 #: The kinds of tokens, as a usage names them.
 _TOKEN_TYPES: Final = ("prompt", "completion")
-#: More tokens than one request of any model has.
+#: More tokens than one request of any model has, and a longer time than any stage takes.
 _MOST_TOKENS: Final = 1 << 24
+_MOST_STAGE_S: Final = 7 * 86_400.0
+
+#: For so long the series of a replica that has left are kept, for scrapers to read their last values; those of so many
+#: replicas at most, since whoever may write records can come under ever new ids.
+_LEFT_KEPT_S: Final = 600.0
+_MOST_LEFT: Final = 256
 
 #: Events of the registry's watcher, by its names: the metric and its help text.
 _VIEW_COUNTERS: Final = {
@@ -70,10 +79,55 @@ class HubCounts:
     continued: float = 0.0
 
 
+class LeftReplicas:
+    """Which replicas with series of their own have left, and whose series may go. Pure; moments are monotonic."""
+
+    def __init__(self) -> None:
+        #: The labels of each replica's series.
+        self._labels: dict[str, set[tuple[str, ...]]] = {}
+        #: When those had left that are not registered, in that order.
+        self._left_at_s: dict[str, float] = {}
+        self._after_last = 0
+
+    def note_series(self, replica: str, labels: tuple[str, ...]) -> bool:
+        """A series of this replica was counted up; return whether so many have one that it is time to forget some."""
+        self._labels.setdefault(replica, set()).add(labels)
+        return len(self._labels) > self._after_last + _MOST_LEFT
+
+    def forget_left(self, registered: Collection[str], now_s: float) -> list[tuple[str, ...]]:
+        """The labels of the series that are to be removed, as only these replicas are registered."""
+        for replica in [replica for replica in self._left_at_s if replica in registered]:
+            del self._left_at_s[replica]
+        for replica in self._labels.keys() - registered:
+            self._left_at_s.setdefault(replica, now_s)
+        gone = [replica for replica, at_s in self._left_at_s.items() if now_s - at_s >= _LEFT_KEPT_S]
+        gone += list(self._left_at_s)[len(gone) : len(self._left_at_s) - _MOST_LEFT]
+        for replica in gone:
+            del self._left_at_s[replica]
+        removed = [labels for replica in gone for labels in self._labels.pop(replica)]
+        self._after_last = len(self._labels)
+        return removed
+
+
+class _Collected(Collector):
+    """Metrics as they were when they were collected."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        """See Collector."""
+        return self._metrics
+
+
 class HubMetrics:
     """All metrics of one hub."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._left = LeftReplicas()
+        #: The names of the replicas that are registered now.
+        self._registered: Callable[[], Collection[str]] = tuple
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
@@ -251,8 +305,10 @@ class HubMetrics:
     def watch(self, pools: Pools, is_revoked: Callable[[], bool]) -> None:
         """Read the gauges of each stage from its pools, all versions together, whenever metrics are collected.
 
-        No replica takes work from a hub that is revoked.
+        No replica takes work from a hub that is revoked. The pools also tell which replicas are registered: the series
+        of those that have left go after a while.
         """
+        self._registered = partial(_names, pools)
 
         def able(pools: Callable[[], Collection[StagePool]], count: Callable[[Pool], int]) -> float:
             return 0.0 if is_revoked() else _sum(pools, count)
@@ -323,7 +379,21 @@ class HubMetrics:
 
     def count_failure(self, stage: str, replica: str, outcome: str) -> None:
         """Count a request that ended with an error; ``replica`` is empty where none had it."""
-        self.failures.labels(stage, replica, outcome).inc()
+        labels = stage, replica, outcome
+        self.failures.labels(*labels).inc()
+        if replica and self._left.note_series(replica, labels):
+            self._forget_left()
+
+    def snapshot(self) -> CollectorRegistry:
+        """All metrics as they are now; any thread may render it, while this hub goes on."""
+        self._forget_left()
+        collected = CollectorRegistry()
+        collected.register(_Collected(list(self.registry.collect())))
+        return collected
+
+    def _forget_left(self) -> None:
+        for labels in self._left.forget_left(self._registered(), self._now()):
+            self.failures.remove(*labels)
 
     def count_tokens(self, stage_id: int, usage: Mapping[str, int]) -> None:
         """Count the tokens of a stage that is done."""
@@ -336,6 +406,9 @@ class HubMetrics:
     def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:
         """Count the seconds of each part of a stage that is done."""
         for name, seconds in parts_s.items():
+            # As with tokens: a sum that a replica's measure has made infinite would stay so.
+            if not 0 <= seconds <= _MOST_STAGE_S:
+                continue
             part = self._parts.get((stage_id, name))
             if part is None:
                 part = self._parts[stage_id, name] = self._stage.labels(stage_id, name)
@@ -363,6 +436,11 @@ class HubMetrics:
     def observe_out(self, seconds: float) -> None:
         """Count the seconds from a replica's frame to the HTTP answer."""
         self._overhead.labels("out").observe(seconds)
+
+
+def _names(pools: Pools) -> Collection[str]:
+    """The names of all registered replicas, as labels have them."""
+    return {entry.info.name for pool in pools for entry in pool.core.members if entry.listed}
 
 
 def _totals(counter: MetricWrapperBase) -> Iterator[tuple[Mapping[str, str], float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ _MOST_CAUSE: Final = 400
 _MOST_VALUE: Final = 200
 #: Values that a sum lists of its kinds and stages each.
 _MOST_COUNTED: Final = 20
+#: The W3C's header: version, trace id, id of the span, flags. An id of zeros is none.
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Failure:
     label: str = ""
     #: The name of the API key that it came in with; empty where none was asked for.
     key: str = ""
+    #: The life of the replica that had it; 0 if no replica had.
+    epoch: int = 0
+    #: The id of its trace; empty if it has none.
+    trace: str = ""
 
     def message(self) -> tuple[str, tuple[object, ...]]:
         """Template and arguments of a log call: one line of printable characters, at most about 1200 of them."""
@@ -46,9 +53,12 @@ class Failure:
             values["x_request_id"] = word(self.label)
         if self.key:
             values["key"] = word(self.key)
+        if self.trace:
+            values["trace"] = word(self.trace)
+        values |= {"stage": word(self.stage), "replica": word(self.replica)}
+        if self.epoch:
+            values["epoch"] = self.epoch
         values |= {
-            "stage": word(self.stage),
-            "replica": word(self.replica),
             "attempt": "-" if self.attempt is None else self.attempt,
             "kind": word(self.kind),
             "cause": _cause(self.cause),
@@ -133,6 +143,12 @@ def _counts(counter: Counter[str]) -> str:
 def word(text: str) -> str:
     """The text as one word of at most 200 characters: a client may name its request by anything."""
     return replace_hidden(text[:_MOST_VALUE], lambda _char: "_").replace(" ", "_") or "-"
+
+
+def trace_id(traceparent: str) -> str:
+    """The id of the trace that the W3C's header names; empty if it names none."""
+    named = _TRACEPARENT.fullmatch(traceparent)
+    return named[1] if named is not None else ""
 
 
 def _cause(text: str) -> str:

@@ -33,6 +33,14 @@ class LeaseGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseTime:
+    """How long a lease has left, and how long it has after a renewal; ``left_s`` is rounded down to whole seconds."""
+
+    left_s: float
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The answer to a create-only or compare-and-swap write.
 
@@ -136,6 +144,9 @@ class KVStore(KVCalls, Protocol):
 
     async def keep_alive(self, lease_id: int) -> float:
         """Renew a lease; return its new TTL in seconds. Raise LeaseNotFoundError only if the server answers so."""
+
+    async def lease_time(self, lease_id: int) -> LeaseTime | None:
+        """How long a lease has left; None for one that is gone. It renews nothing."""
 
     async def revoke(self, lease_id: int) -> None:
         """End a lease and delete its keys. Does nothing for a lease that is gone."""

@@ -23,6 +23,7 @@ from omni_discovery.kv import (
     Held,
     KeyValue,
     LeaseGrant,
+    LeaseTime,
     Listing,
     PutEvent,
     Summary,
@@ -169,6 +170,14 @@ class FakeKV:
         lease = self._lease(lease_id)
         lease.ends_s = self._clock.monotonic_s() + lease.ttl_s
         return lease.ttl_s
+
+    async def lease_time(self, lease_id: int) -> LeaseTime | None:
+        """See KVStore."""
+        self._check_reachable()
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return None
+        return LeaseTime(float((lease.ends_s - self._clock.monotonic_s()) // 1), lease.ttl_s)
 
     async def revoke(self, lease_id: int) -> None:
         """See KVStore."""

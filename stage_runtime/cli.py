@@ -502,7 +502,7 @@ def _run_replica(config: ReplicaConfig) -> int:
 
     def write(message: StatusMessage) -> None:
         if isinstance(message, Registered):
-            identify_process(replica=message.name)
+            identify_process(replica=message.name, epoch=message.epoch)
         tell_supervisor(message)
 
     code = EXIT_FAILED

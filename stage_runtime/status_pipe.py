@@ -40,9 +40,13 @@ class Exiting:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The replica has a name from now on, ``<stage>/<replica id>``; it may get another one later."""
+    """The replica has a name from now on, ``<stage>/<replica id>``; it may get another one later.
+
+    ``epoch``, its life under that name, stays in its process: the supervisor is told the name alone.
+    """
 
     name: str
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

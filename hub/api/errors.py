@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.responses import JSONResponse
 
-from hub.jobs.errors import JobFileError, JobsUnavailableError
+from hub.jobs.errors import JobFileError, JobStoreUnavailableError, JobsUnavailableError
 from omni_discovery.errors import (
     DeadlineExceededError,
     EngineFailedError,
@@ -61,6 +61,7 @@ _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (DeadlineExceededError, 504, "timeout_error", "deadline_exceeded"),
     (EngineFailedError, 500, "server_error", "engine_failed"),
     (JobsUnavailableError, 503, "service_unavailable_error", "registry_unavailable"),
+    (JobStoreUnavailableError, 503, "service_unavailable_error", "job_store_unavailable"),
     (JobFileError, 500, "server_error", "job_store_failed"),
 )
 

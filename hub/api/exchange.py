@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.datastructures import MutableHeaders
 
 from omni_discovery.errors import OmniError, RequestError
-from omni_discovery.failure_log import word
+from omni_discovery.failure_log import trace_id, word
 from omni_discovery.text import is_label
 
 if TYPE_CHECKING:
@@ -152,6 +152,12 @@ def _take_label(scope: Scope) -> str:
     return label if is_label(label) else ""
 
 
+def _client_trace(scope: Scope) -> str:
+    """The id of the trace that the client's header names; empty if it names none."""
+    found = [value for key, value in scope["headers"] if key == b"traceparent"]
+    return trace_id(found[0].decode("latin-1").strip()) if len(found) == 1 else ""
+
+
 class _Sent:
     """What was sent of one answer: for a WebSocket, its frames."""
 
@@ -186,7 +192,7 @@ class _Sent:
         """Write the line of the access log: neither the query nor a header but the label, for they may hold secrets."""
         logger.info(
             "http.request method=%s path=%s status=%s duration_s=%.3f bytes=%d pieces=%d complete=%s request=%s "
-            "x_request_id=%s key=%s replicas=%s",
+            "trace=%s x_request_id=%s key=%s replicas=%s",
             # A WebSocket begins as a GET.
             word(scope.get("method", "GET")),
             word(scope["path"]),
@@ -196,6 +202,7 @@ class _Sent:
             self._pieces,
             "yes" if self._is_complete else "no",
             exchange.request_id,
+            _client_trace(scope) or "-",
             word(exchange.label),
             word(exchange.key),
             exchange.replicas.replace(", ", ",").replace(" ", "_") or "-",

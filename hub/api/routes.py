@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,9 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int, jobs: JobSe
         return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
-        return Response(generate_latest(omni.metrics), media_type=CONTENT_TYPE_LATEST)
+        # Gauges read the loop's own state; to write it all down takes longer, and needs none of it.
+        text = await asyncio.to_thread(generate_latest, omni.hub_metrics.snapshot())
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     sounds, videos = EncoderThreads(), Videos(omni, deploy, jobs)
     return Starlette(

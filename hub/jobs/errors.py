@@ -2,6 +2,7 @@
 
 RequestError
 ├── JobsUnavailableError        none: retried by the client; the operator if it lasts
+├── JobStoreUnavailableError    none: retried by the client, and by the hub for its jobs; the operator if it lasts
 └── InvalidRequestError
     └── JobNotFoundError            the caller: there is no such job for it
 OmniError
@@ -19,6 +20,12 @@ class JobFileError(OmniError):
 
 class JobsUnavailableError(RequestError):
     """The registry does not answer, or refuses: what becomes of jobs is not known."""
+
+    retry_after_s = 2.0
+
+
+class JobStoreUnavailableError(RequestError):
+    """The job store does not answer, or has no room: whether it has a file is not known."""
 
     retry_after_s = 2.0
 

@@ -1,55 +1,36 @@
-"""JobFolder: the files of jobs in a folder that all hubs of a namespace reach, encrypted, readable by their owner only.
+"""JobFolder: the files of jobs in a folder that all hubs of a namespace reach, readable by their owner only.
 
-A job has a file ``<id>.request``, and each claim of it ``<id>.<claim>.video`` or ``<id>.<claim>.error``. All methods
-block: call them in a thread.
+The file of a job is ``<id>.<part>``. All methods block: call them in a thread.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
 import os
 import re
 import stat
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-from hub.jobs.cipher import SALT_BYTES, JobKeys, content_bytes, seal, unseal
 from hub.jobs.errors import JobFileError
-from hub.jobs.job import Client
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import check_unshared, write_private
-from omni_discovery.records.jobs import is_job_id
+from omni_discovery.records.jobs import JobRecord
 
 logger = logging.getLogger(__name__)
 
-REQUEST: Final = "request"
-#: The longest file of each kind.
-_MOST_BYTES: Final = {REQUEST: 16 << 20, "video": 80 << 20, "error": 256 << 10}
 _NAME: Final = re.compile(r"\.?(video_[0-9a-f]{32})\.[a-z0-9_.]{1,80}")
 #: A file whose job is not known is left alone for so long: its record may be about to be written.
 _ORPHAN_S: Final = 3600.0
 
 
-def video_of(claim: int) -> str:
-    """The part of the name of the file with the answer of a claim."""
-    return f"{claim}.video"
-
-
-def error_of_claim(claim: int) -> str:
-    """The part of the name of the file with the text of the error of a claim."""
-    return f"{claim}.error"
-
-
 class JobFolder:
-    """The files of one namespace's jobs. Raise ConfigError if another user could put files there."""
+    """A ``JobStore``. Raise ConfigError if another user could put files there."""
 
-    def __init__(self, path: Path, namespace: str, keys: JobKeys) -> None:
-        self._namespace = namespace
-        self._keys = keys
+    def __init__(self, path: Path, namespace: str) -> None:
         self._path = path.absolute() / namespace
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,78 +40,44 @@ class JobFolder:
         except ConfigError as error:
             raise ConfigError(f"--job-store: {error}") from error
 
-    @property
-    def secret(self) -> str:
-        """The name of the key with which new files are encrypted."""
-        return self._keys.first.name
-
-    def knows(self, secret: str) -> bool:
-        """Whether this hub has the key with this name."""
-        return self._keys.has(secret)
-
-    def mark_of(self, secret: str, client: Client) -> str | None:
-        """What the record of a job with this secret says of its client; None for a secret that this hub has not.
-
-        It is made of the client's key and the operator's, so that who reads etcd can't try keys out on it.
-        """
-        if not client.digest:
-            return ""
-        if not self._keys.has(secret):
-            return None
-        return hmac.digest(self._keys.of(secret).secret, b"omni-job-client\0" + client.digest, "sha256").hex()[:32]
-
-    def write_file(self, job_id: str, part: str, secret: str, content: bytes) -> None:
-        """Write a file at once or not at all. Raise JobFileError."""
-        sealed = b"".join(seal(self._keys.of(secret), self._place(job_id, part), os.urandom(SALT_BYTES), content))
-        if len(sealed) > _most_of(part):
-            raise JobFileError(f"{len(content)} bytes are more than a job may have in one file")
+    def write_sealed(self, job: JobRecord, part: str, sealed: Sequence[bytes]) -> None:
+        """See JobStore."""
         try:
-            write_private(self._file(job_id, part), sealed)
+            write_private(self._file(job, part), b"".join(sealed))
         except OSError as error:
             raise JobFileError(f"a file of the job store can't be written: {error.strerror}") from error
 
-    def open_file(self, job_id: str, part: str, secret: str) -> tuple[int, Iterator[bytes]]:
-        """The length of the content of a file, and the content in pieces. Raise JobFileError, here or with a piece."""
-        key, path = self._keys.of(secret), self._file(job_id, part)
+    def open_sealed(self, job: JobRecord, part: str, most_bytes: int) -> _OpenFile:
+        """See JobStore."""
         try:
-            number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            number = os.open(self._file(job, part), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise JobFileError(f"a file of this job can't be read: {error.strerror}") from error
         file = os.fdopen(number, "rb")
         try:
             status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode) or status.st_size > _most_of(part):
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
                 raise JobFileError("a file of this job is none that a hub has written")
-            length = content_bytes(status.st_size)
         except BaseException:
             file.close()
             raise
+        return _OpenFile(file, status.st_size)
 
-        def pieces() -> Iterator[bytes]:
-            with file:
-                try:
-                    yield from unseal(key, self._place(job_id, part), status.st_size, file.read)
-                except OSError as error:
-                    raise JobFileError(f"a file of this job can't be read: {error.strerror}") from error
-
-        return length, pieces()
-
-    def read_file(self, job_id: str, part: str, secret: str) -> bytes:
-        """The whole content of a file. Raise JobFileError."""
-        return b"".join(self.open_file(job_id, part, secret)[1])
-
-    def remove_file(self, job_id: str, part: str) -> None:
-        """Remove one file, if it is there."""
+    def remove_file(self, job: JobRecord, part: str) -> None:
+        """See JobStore."""
         with suppress(OSError):
-            self._file(job_id, part).unlink(missing_ok=True)
+            self._file(job, part).unlink(missing_ok=True)
 
-    def remove_files(self, job_id: str) -> None:
-        """Remove all files of a job, if there are any."""
-        self._remove({job_id}, older_than_s=None)
+    def remove_files(self, job: JobRecord) -> None:
+        """See JobStore."""
+        self._remove({job.job_id}, older_than_s=None)
 
-    def remove_orphans(self, known: Collection[str]) -> int:
-        """Remove what lies there of jobs that are not known, and was not written lately; return how many files."""
-        return self._remove(None, older_than_s=time.time() - _ORPHAN_S, spared=known)
+    def remove_orphans(self, known: Collection[JobRecord]) -> int:
+        """See JobStore."""
+        return self._remove(None, older_than_s=time.time() - _ORPHAN_S, spared={job.job_id for job in known})
+
+    def close(self) -> None:
+        """See JobStore. There is nothing to end."""
 
     def _remove(self, only: Collection[str] | None, older_than_s: float | None, spared: Collection[str] = ()) -> int:
         removed = 0
@@ -148,15 +95,24 @@ class JobFolder:
             logger.warning("jobs.not_swept reason=%s", error)
         return removed
 
-    def _place(self, job_id: str, part: str) -> str:
-        """What a file is bound to: it decrypts nowhere else."""
-        return f"{self._namespace}/{job_id}.{part}"
-
-    def _file(self, job_id: str, part: str) -> Path:
-        if not is_job_id(job_id):
-            raise JobFileError("that is the id of no job")
-        return self._path / f"{job_id}.{part}"
+    def _file(self, job: JobRecord, part: str) -> Path:
+        return self._path / f"{job.job_id}.{part}"
 
 
-def _most_of(part: str) -> int:
-    return _MOST_BYTES[part.rpartition(".")[2]]
+class _OpenFile:
+    """See SealedFile."""
+
+    def __init__(self, file: BinaryIO, size_bytes: int) -> None:
+        self._file = file
+        self.size_bytes = size_bytes
+
+    def read(self, size_bytes: int, /) -> bytes:
+        """See SealedFile."""
+        try:
+            return self._file.read(size_bytes)
+        except OSError as error:
+            raise JobFileError(f"a file of this job can't be read: {error.strerror}") from error
+
+    def close(self) -> None:
+        """See SealedFile."""
+        self._file.close()

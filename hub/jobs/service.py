@@ -6,15 +6,16 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hub.jobs import job as life
-from hub.jobs.errors import JobFileError, JobNotFoundError
-from hub.jobs.folder import REQUEST, JobFolder, error_of_claim, video_of
+from hub.jobs.errors import JobFileError, JobNotFoundError, JobStoreUnavailableError
+from hub.jobs.files import REQUEST, JobFiles, error_of_claim, video_of
 from hub.jobs.registry import Jobs, Marks, unavailable
 from hub.jobs.work import (
     CLIENTS_FAULT,
@@ -46,8 +47,12 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 #: The code of a failure of the job store.
 _STORE: Final = "job_store_failed"
 
+#: Threads for the files of jobs. They wait for the job store, so that nothing else of a hub shall need them.
+_THREADS: Final = 8
+
 #: Makes a video: of the work, under an id of the request, for the client with this key's name. Raise OmniError.
 Make = Callable[[JobWork, str, str], Awaitable[bytes]]
+_Given = TypeVar("_Given")
 
 
 @dataclass(slots=True)
@@ -70,14 +75,15 @@ class _Run:
 class JobService:
     """The jobs of one hub, on one event loop.
 
-    ``keeps``: it keeps its jobs to itself, for ``folder`` is its own; they end with it. ``stages_begun`` says how many
-    of how many stages of a request have begun, ``can_serve`` whether requests can be served at the moment.
+    ``keeps``: it keeps its jobs to itself, for ``files`` are in a folder of its own; they end with it.
+    ``stages_begun`` says how many of how many stages of a request have begun, ``can_serve`` whether requests can be
+    served at the moment.
     """
 
     def __init__(
         self,
         registry: JobRegistry,
-        folder: JobFolder,
+        files: JobFiles,
         make: Make,
         bounds: life.JobBounds,
         *,
@@ -86,7 +92,8 @@ class JobService:
         can_serve: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
-        self._registry, self._folder, self._make, self._bounds = registry, folder, make, bounds
+        self._registry, self._files, self._make, self._bounds = registry, files, make, bounds
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="job-files")
         self._hub_id = registry.hub.hub_id
         self._keeps = keeps
         self._stages_begun, self._can_serve = stages_begun, can_serve
@@ -139,16 +146,16 @@ class JobService:
             created_at=now_s,
             expires_at=now_s + self._bounds.lifetime_s,
             client=client.name,
-            client_mark=self._folder.mark_of(self._folder.secret, client) or "",
+            client_mark=self._files.mark_of(self._files.secret, client) or "",
             hub=self._hub_id if self._keeps else "",
-            secret=self._folder.secret,
+            secret=self._files.secret,
             model=model,
             seconds=seconds,
             size=size,
         )
         try:
             await self._take_place(job, client)
-            await asyncio.to_thread(self._folder.write_file, job.job_id, REQUEST, job.secret, encode_work(work))
+            await self._in_thread(self._files.write_file, job, REQUEST, encode_work(work))
             # A file whose record is not written after all goes with the next sweep but some.
             await self._registry.create_job(job)
             await self._check_order(job, client)
@@ -180,11 +187,11 @@ class JobService:
             self._bounds.check_room(before, self._test_of(client))
         except OverloadedError:
             await self._registry.delete_job(job.job_id, lambda _found: True)
-            await asyncio.to_thread(self._folder.remove_files, job.job_id)
+            await self._in_thread(self._files.remove_files, job)
             raise
 
     def _is_of(self, job: JobRecord, client: life.Client) -> bool:
-        return job.client == client.name and job.client_mark == self._folder.mark_of(job.secret, client)
+        return job.client == client.name and job.client_mark == self._files.mark_of(job.secret, client)
 
     def _test_of(self, client: life.Client) -> Callable[[JobRecord], bool] | None:
         """Whether a job is this client's; None where all clients are one, for want of keys."""
@@ -237,20 +244,22 @@ class JobService:
             return "the hubs that worked on it were lost one after the other: it may be what ends them"
         try:
             part = error_of_claim(job.result)
-            content = await asyncio.to_thread(self._folder.read_file, job.job_id, part, job.secret)
-        except JobFileError as error:
-            return f"what went wrong can't be read: {error}"
+            content = await self._in_thread(self._files.read_file, job, part)
+        except (JobFileError, JobStoreUnavailableError) as error:
+            what = "the job store failed, and so did" if job.error == _STORE else "it failed, and"
+            return f"{what} the attempt to read why: {error}"
         return content.decode("utf-8", "replace")
 
     async def content(self, job: JobRecord) -> tuple[int, AsyncIterator[bytes]]:
-        """The length of the answer of a completed job, and the answer in pieces. Raise JobFileError, here or later.
+        """The length of the answer of a completed job, and the answer in pieces.
 
-        The first piece has been read, so that what is wrong with the whole file is known before it is sent.
+        Raise JobFileError, JobStoreUnavailableError, here or later. The first piece has been read, so that what is
+        wrong with the whole file is known before it is sent.
         """
         part = video_of(job.result)
-        length, pieces = await asyncio.to_thread(self._folder.open_file, job.job_id, part, job.secret)
-        first = await asyncio.to_thread(next, pieces, b"")
-        return length, _in_threads(first, pieces)
+        length, pieces = await self._in_thread(self._files.open_file, job, part)
+        first = await self._in_thread(next, pieces, b"")
+        return length, self._in_threads(first, pieces)
 
     async def delete(self, job_id: str, client: life.Client) -> None:
         """Delete a job with its files, and stop it. Raise as ``find``."""
@@ -260,7 +269,7 @@ class JobService:
         except RegistryError as error:
             raise unavailable(error) from error
         self._lose(job_id, "it was deleted")
-        await asyncio.to_thread(self._folder.remove_files, job.job_id)
+        await self._in_thread(self._files.remove_files, job)
 
     # ---- what the hub does by itself
 
@@ -317,7 +326,7 @@ class JobService:
             self._marks = None
             return
         room, now_s = MOST_RUNNING - len(self._runs), self._clock.wall_s()
-        known = (job for job in jobs.records if self._folder.knows(job.secret))
+        known = (job for job in jobs.records if self._files.knows(job.secret))
         for job in life.claimable(known, jobs.live, self._hub_id, self._runs.keys(), room, now_s):
             await self._claim_one(job)
 
@@ -367,15 +376,14 @@ class JobService:
                 del self._runs[job.job_id]
             if run.is_lost:
                 # What it may have written is nobody's.
-                await asyncio.to_thread(self._drop_files, run)
+                await self._in_thread(self._drop_files, run)
             self._look_again()
 
     async def _make_and_tell(self, run: _Run) -> None:
         job, tries = run.job, 0
         try:
-            content = await asyncio.to_thread(self._folder.read_file, job.job_id, REQUEST, job.secret)
-            work = decode_work(content)
-        except (JobFileError, InvalidRequestError) as error:
+            work = decode_work(await self._stored(run, self._files.read_file, job, REQUEST))
+        except (JobFileError, JobStoreUnavailableError, InvalidRequestError) as error:
             await self._fail(run, _STORE, str(error))
             return
         while True:
@@ -394,19 +402,35 @@ class JobService:
                 logger.info("jobs.tried_again job=%s tries=%d pause_s=%.1f", job.job_id, tries, pause_s)
             await self._clock.sleep(pause_s)
         try:
-            await asyncio.to_thread(self._folder.write_file, job.job_id, video_of(job.claims), job.secret, video)
-        except JobFileError as error:
+            await self._stored(run, self._files.write_file, job, video_of(job.claims), video)
+        except (JobFileError, JobStoreUnavailableError) as error:
             await self._fail(run, _STORE, str(error))
             return
         now_s = self._clock.wall_s()
         if await self._tell(run, partial(life.completed, now_s=now_s)):
             logger.info("jobs.completed job=%s claim=%d bytes=%d", job.job_id, job.claims, len(video))
 
+    async def _stored(self, run: _Run, call: Callable[..., _Given], *arguments: Any) -> _Given:
+        """A call of the job store's for a job, again and again while the store does not answer. Raise as the call."""
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return await self._in_thread(call, *arguments)
+            except JobStoreUnavailableError as error:
+                pause_s = pause_before_retry_s(error, tries)
+                if pause_s is None:
+                    raise
+                text = "jobs.store_asked_again job=%s tries=%d pause_s=%.1f reason=%s"
+                logger.warning(text, run.job.job_id, tries, pause_s, error)
+            await self._clock.sleep(pause_s)
+
     async def _fail(self, run: _Run, code: str, text: str) -> None:
         job = run.job
-        with suppress(JobFileError):
-            part = error_of_claim(job.claims)
-            await asyncio.to_thread(self._folder.write_file, job.job_id, part, job.secret, text.encode()[:65_536])
+        with suppress(JobFileError, JobStoreUnavailableError):
+            write = partial(self._files.write_file, job, error_of_claim(job.claims), text.encode()[:65_536])
+            # A store that has failed the job was asked often enough.
+            await (self._in_thread(write) if code == _STORE else self._stored(run, write))
         now_s = self._clock.wall_s()
         if await self._tell(run, partial(life.failed, now_s=now_s, code=code)):
             # No text: it may hold parts of what the client has sent.
@@ -436,14 +460,14 @@ class JobService:
         is_told = written is not None or (found is not None and found.has_ended and found.result == job.claims)
         if not is_told:
             logger.warning("jobs.fenced job=%s claim=%d: it is another's by now", job.job_id, job.claims)
-            await asyncio.to_thread(self._drop_files, run)
+            await self._in_thread(self._drop_files, run)
         with suppress(RegistryError):
             await self._registry.drop_progress(job.job_id)
         return is_told
 
     def _drop_files(self, run: _Run) -> None:
         for part in (video_of(run.job.claims), error_of_claim(run.job.claims)):
-            self._folder.remove_file(run.job.job_id, part)
+            self._files.remove_file(run.job, part)
 
     async def _tell_progress(self) -> None:
         percents = {run.job.job_id: life.percent_of(*self._stages_begun(run.request_id)) for run in self._runs.values()}
@@ -461,22 +485,22 @@ class JobService:
 
         known = await self._delete(is_due)
         if self._keeps or is_sweeper:
-            removed = await asyncio.to_thread(self._folder.remove_orphans, known)
+            removed = await self._in_thread(self._files.remove_orphans, known)
             if removed:
                 logger.info("jobs.orphans_removed files=%d", removed)
 
-    async def _delete(self, is_due: Callable[[JobRecord, dict[str, int]], bool]) -> set[str]:
-        """Delete the jobs that are due with their files; return the ids of all others."""
-        jobs = await self._registry.read_all()
-        left = {job.job_id for job in jobs.records}
+    async def _delete(self, is_due: Callable[[JobRecord, dict[str, int]], bool]) -> list[JobRecord]:
+        """Delete the jobs that are due with their files; return all others."""
+        jobs, left = await self._registry.read_all(), []
         for job in jobs.records:
             if is_due(job, jobs.live) and await self._registry.delete_job(
                 job.job_id, lambda found: is_due(found, jobs.live)
             ):
-                left.discard(job.job_id)
                 self._lose(job.job_id, "it has expired")
-                await asyncio.to_thread(self._folder.remove_files, job.job_id)
+                await self._in_thread(self._files.remove_files, job)
                 logger.info("jobs.deleted job=%s", job.job_id)
+            else:
+                left.append(job)
         return left
 
     async def _give_back(self, runs: list[_Run]) -> None:
@@ -487,10 +511,14 @@ class JobService:
             if not run.is_lost:
                 await self._release(run)
 
+    # ---- the files
 
-async def _in_threads(first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of a file, each read and decrypted in a thread."""
-    piece = first
-    while piece:
-        yield piece
-        piece = await asyncio.to_thread(next, pieces, b"")
+    async def _in_thread(self, call: Callable[..., _Given], *arguments: Any) -> _Given:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *arguments))
+
+    async def _in_threads(self, first: bytes, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces of a file, each read and decrypted in a thread."""
+        piece = first
+        while piece:
+            yield piece
+            piece = await self._in_thread(next, pieces, b"")

@@ -129,7 +129,10 @@ class Active:
     updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The request ids of its companions, by role.
     companions: dict[str, str] = field(default_factory=dict)
-    #: The span of a stage's present attempt, as the W3C's header names it; empty where nothing is traced.
+    #: The id of its trace; empty if it has none.
+    trace_id: str = ""
+    #: The span of a stage's present attempt, as the W3C's header names it; the client's own where this hub does not
+    #: trace, and empty if there is none.
     trace_of: Callable[[int], str] = lambda _stage_id: ""
     #: When its work was sent where, or had to wait, for its receipt; empty where nobody keeps receipts.
     marks: list[DispatchMark] = field(default_factory=list)

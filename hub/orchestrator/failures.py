@@ -118,6 +118,8 @@ def failure_of(active: Active, error: RequestError) -> Failure:
         parent=active.request.parent_id,
         label=active.request.label,
         key=active.request.key,
+        epoch=0 if replica is None else replica.epoch,
+        trace=active.trace_id,
     )
 
 

@@ -359,8 +359,8 @@ class ReplicaListener:
 
     def _session_down(self, event: SessionDown) -> None:
         info = event.client.info
-        text = "replica.session_down replica=%s addr=%s output_addr=%s: %s"
-        logger.warning(text, info.name, info.input_addr, info.output_addr, event.reason)
+        text = "replica.session_down replica=%s epoch=%d addr=%s output_addr=%s: %s"
+        logger.warning(text, info.name, info.epoch, info.input_addr, info.output_addr, event.reason)
         pool = self._pools.of(info)
         pool.core.session_down(info.input_addr, pool.now(), event.reason)
         self._lost_replicas.session_lost(info)

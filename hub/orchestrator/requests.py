@@ -27,6 +27,7 @@ from hub.request.outputs import OmniOutput, of_stage
 from hub.request.state import OrchestratorRequestState, Phase, RequestState
 from omni_discovery import wire
 from omni_discovery.errors import InputTimeoutError, InvalidRequestError, RequestError
+from omni_discovery.failure_log import trace_id
 
 if TYPE_CHECKING:
     from hub.config import HubConfig
@@ -142,8 +143,13 @@ class Requests:
         if not request.parent_id:
             self._dispatcher.retries.admitted()
         if self._tracing is not None:
-            self._tracing.begin_request(request)
+            active.trace_id = self._tracing.begin_request(request)
             active.trace_of = partial(self._tracing.traceparent, request.request_id)
+        else:
+            traceparent = request.trace_headers.get("traceparent", "")
+            active.trace_id = trace_id(traceparent)
+            # The client's own: an engine that traces goes on with it.
+            active.trace_of = lambda _stage_id: traceparent if active.trace_id else ""
         self._apply(active, ev.Submitted())
 
     def abort_request(self, abort: AbortRequest) -> None:

@@ -65,8 +65,10 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._requests: dict[str, _Traced] = {}
 
-    def begin_request(self, request: AddRequest) -> None:
+    def begin_request(self, request: AddRequest) -> str:
         """Begin a request's span at the time when it was received, under the client's own span if its headers name one.
+
+        Return the id of its trace.
 
         The span of a companion begins now, under its parent's.
         """
@@ -86,6 +88,7 @@ class Tracing:
             },
         )
         self._requests[request.request_id] = _Traced(span, self._trace.set_span_in_context(span), parent is not None)
+        return self._trace.format_trace_id(span.get_span_context().trace_id)
 
     def follow_request(
         self,

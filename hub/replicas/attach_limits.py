@@ -21,6 +21,8 @@ UNCONNECTED_TURN_S: Final = 5.0
 _FIRST_PAUSE_S: Final = 1.0
 _MOST_PAUSE_S: Final = 30.0
 _REVIEW_S: Final = 1.0
+#: So many are connected to, and so many give their turn, in one turn of the loop: requests must get in between.
+AT_ONCE: Final = 4
 #: Who has answered is looked up at most so often, however many records come at once.
 _LOOK_S: Final = 0.1
 
@@ -48,6 +50,8 @@ class AttachLimits:
         self._is_leased, self._is_connected = is_leased, is_connected
         #: Those that wait, the one that has waited longest first.
         self._waiting: dict[str, None] = {}
+        #: Of these, those that have had a turn before.
+        self._tried: set[str] = set()
         #: When those were connected to that had not answered by then, in that order.
         self._unanswered: dict[str, float] = {}
         self._pause_s = 0.0
@@ -75,15 +79,25 @@ class AttachLimits:
         self._waiting.setdefault(addr)
         return reason
 
-    def attached(self, addr: str, now_s: float) -> None:
-        """The replica is being connected to."""
+    def attached(self, addr: str, now_s: float) -> bool:
+        """The replica is being connected to; return whether for the first time since it has come."""
+        is_first = addr not in self._tried
+        self._tried.discard(addr)
         self._waiting.pop(addr, None)
         self._unanswered[addr] = now_s
         self._pause_s = 0.0
+        return is_first
 
     def postpone(self, addr: str) -> None:
-        """The replica waits, behind all others."""
+        """The replica has had a turn, and waits behind all others."""
         self._waiting.setdefault(addr)
+        self._tried.add(addr)
+
+    def continue_at(self, moment_s: float, addr: str = "") -> None:
+        """There is more to do than one turn of the loop allows: those that wait, and ``addr``, are looked at then."""
+        if addr:
+            self._waiting.setdefault(addr)
+        self._review_s = moment_s
 
     def ran_out(self, addr: str, now_s: float) -> None:
         """There was no descriptor for the replica: it waits, and all others with it, for a while that grows."""
@@ -94,14 +108,15 @@ class AttachLimits:
     def gone(self, addr: str) -> None:
         """The replica is connected to no more, and does not wait. Unknown ones are fine."""
         self._waiting.pop(addr, None)
+        self._tried.discard(addr)
         self._unanswered.pop(addr, None)
 
     def review(self, now_s: float) -> tuple[list[str], list[str]]:
-        """Return those that wait, to be tried in this order, and those that must give their turn to them before."""
+        """Return some that wait, to be tried in this order, and some that must give their turn to them before."""
         self._review_s = now_s + _REVIEW_S
         if now_s < self._not_before_s:
             return [], []
-        leased, others = self._by_lease(self._waiting)
+        leased, others = self._first_waiting()
         self._look_s = now_s
         if not self._waiting or self._has_room(now_s):
             return [*leased, *others], []
@@ -111,7 +126,20 @@ class AttachLimits:
         # Those with a lease need not wait until the turn of one without is over, and give theirs only to each other.
         for_leased = list(dict.fromkeys([*late_others, *tried_others, *late_leased]))[: len(leased)]
         for_others = [addr for addr in late_others if addr not in for_leased][: len(others)]
-        return [*leased, *others], [*for_leased, *for_others]
+        return [*leased, *others], [*for_leased, *for_others][:AT_ONCE]
+
+    def _first_waiting(self) -> tuple[list[str], list[str]]:
+        """Of those that wait the first few with a lease, and the first few others unless there are enough with one."""
+        leased: list[str] = []
+        others: list[str] = []
+        for addr in self._waiting:
+            if self._is_leased(addr):
+                leased.append(addr)
+                if len(leased) == AT_ONCE:
+                    break
+            elif len(others) < AT_ONCE:
+                others.append(addr)
+        return leased, others
 
     def _by_lease(self, addrs: Iterable[str]) -> tuple[list[str], list[str]]:
         """Those with a lease, and the others, each in their order."""

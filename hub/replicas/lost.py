@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -75,10 +75,27 @@ class LostReplicas:
     ) -> None:
         """The registry changed from ``before`` to ``after``."""
         gone = [info for key, info in before.items() if key not in after or _life(after[key]) != _life(info)]
-        # The session of a process that registers again goes on.
-        same = {info.input_addr for info in gone if _life(info) in self._answering}
-        self._answering |= {_life(info) for info in after.values() if info.input_addr in same} if same else set()
         come = [info for key, info in after.items() if key not in before or _life(before[key]) != _life(info)]
+        at_address: dict[str, list[ReplicaInfo]] = {}
+        for info in after.values():
+            at_address.setdefault(info.input_addr, []).append(info)
+        self.follow_changes(gone, come, after, lambda addr: at_address.get(addr, ()), now_s)
+
+    def follow_changes(
+        self,
+        gone: Sequence[ReplicaInfo],
+        come: Sequence[ReplicaInfo],
+        after: Mapping[ReplicaId, ReplicaInfo],
+        at_address: Callable[[str], Iterable[ReplicaInfo]],
+        now_s: float,
+    ) -> None:
+        """These lives are gone from the registry, and those have come: now it is ``after``.
+
+        ``at_address`` returns the records of that with an input address.
+        """
+        # The session of a process that registers again goes on.
+        for addr in {info.input_addr for info in gone if _life(info) in self._answering}:
+            self._answering |= {_life(info) for info in at_address(addr)}
         for info in gone:
             life = _life(info)
             known = _ANSWERED if life in self._answering else _SILENT if life in self._silent else _UNKNOWN
@@ -88,9 +105,8 @@ class LostReplicas:
             self._replaced.discard(life)
             if not was_replaced and not _said_goodbye(info):
                 self._lost[life] = _Loss(info, now_s, known)
-        listed = {_life(info) for info in after.values()}
         # The session of a process whose record is gone may end later: nobody is to replace that.
-        for life in [life for life in self._silent if life not in listed]:
+        for life in [life for life in self._silent if life[:2] not in after or _life(after[life[:2]]) != life]:
             del self._silent[life]
         # Nobody is lost before the first view. A later one may be empty, too: all records may vanish together. Those
         # that come back go first, so that a stranger does not take the place of one of them.
@@ -99,8 +115,9 @@ class LostReplicas:
         returned = [info for info in come if (info.stage_id, info.input_addr) in own]
         others = [info for info in come if (info.stage_id, info.input_addr) not in own]
         others.sort(key=lambda info: _life(info)[:2] not in ids)
+        losses = _Losses(self._lost)
         for info in (*returned, *others):
-            self._take_place(info)
+            self._take_place(info, losses)
         while len(self._lost) > _MOST:
             del self._lost[next(iter(self._lost))]
 
@@ -123,19 +140,50 @@ class LostReplicas:
                 pid=info.pid,
             )
 
-    def _take_place(self, newcomer: ReplicaInfo) -> None:
+    def _take_place(self, newcomer: ReplicaInfo, losses: _Losses) -> None:
         """Forget the loss that a newcomer makes good: of its own process, else of its id, else the stage's oldest."""
-        losses = [life for life in self._lost if life[0] == newcomer.stage_id]
-        if losses:
-            own = (life for life in losses if self._lost[life].info.input_addr == newcomer.input_addr)
-            same_id = (life for life in losses if life[1] == newcomer.replica_id)
-            loss = self._lost.pop(next(own, None) or next(same_id, losses[0]))
+        life = losses.take_for(newcomer)
+        if life is not None:
+            loss = self._lost.pop(life)
             if loss.info.input_addr == newcomer.input_addr and loss.known == _ANSWERED:
                 self._answering.add(_life(newcomer))
             return
         silent = (life for life in self._silent if life[0] == newcomer.stage_id and life not in self._replaced)
         if (life := next(silent, None)) is not None:
             self._replaced.add(life)
+
+
+class _Losses:
+    """The losses of one moment by what a newcomer may have in common with them, each to be taken once.
+
+    Thousands may be lost and thousands come in one view: going through all for each would take minutes.
+    """
+
+    def __init__(self, lost: Mapping[_Life, _Loss]) -> None:
+        self._of_stage: dict[int, dict[_Life, None]] = {}
+        self._at_address: dict[tuple[int, str], dict[_Life, None]] = {}
+        self._of_id: dict[tuple[int, int], dict[_Life, None]] = {}
+        self._infos = {life: loss.info for life, loss in lost.items()}
+        for life, info in self._infos.items():
+            for group in self._groups(life, info):
+                group[life] = None
+
+    def take_for(self, newcomer: ReplicaInfo) -> _Life | None:
+        """The loss that the newcomer makes good, which nobody else does after that; None if there is none."""
+        groups = reversed(self._groups(_life(newcomer), newcomer))
+        life = next((next(iter(group)) for group in groups if group), None)
+        if life is not None:
+            for group in self._groups(life, self._infos[life]):
+                del group[life]
+        return life
+
+    def _groups(self, life: _Life, info: ReplicaInfo) -> tuple[dict[_Life, None], ...]:
+        """All of its stage, those of its id, and those at its address."""
+        return (
+            self._of_stage.setdefault(life[0], {}),
+            self._of_id.setdefault(life[:2], {}),
+            self._at_address.setdefault((life[0], info.input_addr), {}),
+        )
 
 
 def _life(info: ReplicaInfo) -> _Life:

@@ -7,32 +7,36 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from hub.config import OutOfSocketsError
 from hub.replicas.address_claims import AddressClaims
-from hub.replicas.attach_limits import AttachLimits, most_unanswered
+from hub.replicas.attach_limits import AT_ONCE, AttachLimits, most_unanswered
 from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.mass_loss import MassLossGuard
-from omni_discovery.view.table import View, live_hubs
+from omni_discovery.view.table import Delta, View, live_hubs
 
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
     from hub.pool.versions import Pools
     from hub.replicas.stage_client import StageClient
-    from omni_discovery.view.table import Delta, ReplicaId
+    from omni_discovery.view.table import ReplicaId
 
 logger = logging.getLogger(__name__)
 
 
 #: How often the log says that replicas wait to be connected to.
 _WAITS_EVERY_S: Final = 60.0
+#: So many replicas that leave in one view have a line of their own, and so many connections are closed in one turn of
+#: the loop: a line takes as long as many requests where another thread is busy.
+_MOST_LINES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +53,27 @@ class ViewChanged:
         return is_same and mine.revision < others.revision
 
     def followed_by(self, later: ViewChanged) -> ViewChanged:
-        """The later view, with both changes where they are known to follow each other and no replica came or went."""
+        """The later view, with both changes where they are known to follow each other."""
         first, second = self.delta, later.delta
-        came_or_went = first.added or first.removed or second.added or second.removed
-        if came_or_went or second.since_revision is None or second.since_revision != self.view.revision:
+        if second.since_revision is None or second.since_revision != self.view.revision:
             return later
-        updated = {_replica(info): info for info in (*first.updated, *second.updated)}
-        delta = replace(second, updated=tuple(updated.values()), since_revision=first.since_revision)
+        removed, added = _by_id(first.removed), _by_id(first.added)
+        updated = _by_id(first.updated)
+        for info in second.removed:
+            key = _replica(info)
+            # One that has come in between was not there before, and is not now.
+            if added.pop(key, None) is None:
+                removed[key] = updated.pop(key, info)
+        for info in second.updated:
+            (added if _replica(info) in added else updated)[_replica(info)] = info
+        added.update(_by_id(second.added))
+        delta = replace(
+            second,
+            added=tuple(added.values()),
+            updated=tuple(updated.values()),
+            removed=tuple(removed.values()),
+            since_revision=first.since_revision,
+        )
         return ViewChanged(later.view, delta)
 
 
@@ -80,6 +98,10 @@ def role(info: ReplicaInfo) -> tuple[object, ...]:
 
 def _replica(info: ReplicaInfo) -> ReplicaId:
     return info.stage_id, info.replica_id
+
+
+def _by_id(infos: Iterable[ReplicaInfo]) -> dict[ReplicaId, ReplicaInfo]:
+    return {_replica(info): info for info in infos}
 
 
 def _peer(info: ReplicaInfo) -> tuple[str, str, str]:
@@ -139,6 +161,8 @@ class Membership:
         self._owner = owner
         #: The records of the last view.
         self._records: Mapping[ReplicaId, ReplicaInfo] = {}
+        #: The same records by input address.
+        self._at_address: dict[str, dict[ReplicaId, ReplicaInfo]] = {}
         #: Of these, the newest record of each input address, for the stages of the pipeline.
         self._listed: dict[str, ReplicaInfo] = {}
         #: (history, cluster id, revision) of the last view.
@@ -155,6 +179,14 @@ class Membership:
             self._has_answered, most_unanswered(_descriptors()), self._is_leased, self._is_connected
         )
         self._claims = AddressClaims(self._answers, self._is_named)
+        #: The addresses that several records of the pipeline's stages name.
+        self._shared: set[str] = set()
+        #: Replicas that have left, by stage and input address, whose clients are to be closed if nobody uses them.
+        self._to_close: dict[tuple[int, str], None] = {}
+        #: When the rest of them is closed.
+        self._close_s = 0.0
+        #: When this turn of the loop began, and how many replicas were connected to in it.
+        self._turn_s, self._attached_now = 0.0, 0
         self._view = View()
 
     def apply(self, view: View, delta: Delta) -> bool:
@@ -172,11 +204,19 @@ class Membership:
         self.live_hubs = live_hubs(view)
         self._pools.set_live_hubs(self.live_hubs)
         records, self._records = self._records, view.replicas
-        if is_later and delta.since_revision == revision and self._keeps_roles(records, delta):
+        self._turn_s, self._attached_now = self._now(), 0
+        is_known = is_later and delta.since_revision == revision
+        if is_known and self._keeps_roles(records, delta):
             self._update_in_place(delta.updated)
             return False
-        self._lost.follow_view(records, view.replicas, self._now())
-        self._replace_all(view, regressed=view.history != history)
+        if is_known:
+            addrs = self._note_changes(records, delta)
+            self._lost.follow_changes(delta.removed, delta.added, view.replicas, self._records_at, self._now())
+            self._replace_at(addrs, delta)
+        else:
+            self._lost.follow_view(records, view.replicas, self._now())
+            self._note_all(view)
+            self._replace_all(regressed=view.history != history)
         return True
 
     def check_mismatches(self) -> None:
@@ -200,38 +240,108 @@ class Membership:
 
     def _update_in_place(self, updated: Iterable[ReplicaInfo]) -> None:
         for info in updated:
+            self._at_address[info.input_addr][_replica(info)] = info
             if info.stage_id in self._pools:
                 self._listed[info.input_addr] = info
                 self._upsert(info)
 
-    def _replace_all(self, view: View, *, regressed: bool) -> None:
-        """Go through all replicas of a view, by input address: one may have moved, or two may claim one address."""
-        before, self._listed = self._listed, self._newest(view)
-        here = {(info.stage_id, info.input_addr) for info in self._listed.values()}
-        gone = [info for info in before.values() if (info.stage_id, info.input_addr) not in here]
-        self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
+    def _records_at(self, addr: str) -> Collection[ReplicaInfo]:
+        """All records that name an input address."""
+        return self._at_address.get(addr, {}).values()
+
+    def _note_all(self, view: View) -> None:
+        """Sort all records by their address."""
+        self._at_address = {}
+        for key, info in view.replicas.items():
+            self._at_address.setdefault(info.input_addr, {})[key] = info
+        self._shared = {addr for addr, infos in self._at_address.items() if self._is_shared(infos.values())}
+
+    def _note_changes(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> dict[str, None]:
+        """Sort the changed records by their address; return the addresses whose owner they may change, in order."""
+        addrs: dict[str, None] = {}
+        # A record may also have moved from one address to another.
+        for key in map(_replica, (*delta.removed, *delta.updated)):
+            addr = before[key].input_addr
+            self._at_address[addr].pop(key, None)
+            addrs[addr] = None
+        for info in (*delta.updated, *delta.added):
+            self._at_address.setdefault(info.input_addr, {})[_replica(info)] = info
+            addrs[info.input_addr] = None
+        for addr in addrs:
+            infos = self._at_address[addr]
+            if not infos:
+                del self._at_address[addr]
+            (self._shared.add if self._is_shared(infos.values()) else self._shared.discard)(addr)
+        return addrs
+
+    def _is_shared(self, infos: Collection[ReplicaInfo]) -> bool:
+        return len(infos) > 1 and sum(info.stage_id in self._pools for info in infos) > 1
+
+    def _replace_all(self, *, regressed: bool) -> None:
+        """Go through all replicas of the view, by input address: one may have moved, or two may claim one address."""
+        before, self._listed = self._listed, self._owners(self._at_address)
         members: dict[int, dict[str, bool]] = {stage_id: {} for stage_id in self._pools.stage_ids}
         for info in self._listed.values():
             members[info.stage_id][info.input_addr] = info.takes_new_work
         self._mass_loss.apply_members(
             members,
-            fresh=view.stale_since_s is None,
+            fresh=self._view.stale_since_s is None,
             regressed=regressed,
             now_s=self._now(),
             answers=self._pools.answers,
         )
+        self._follow_owners(before, self._listed, may_mismatch=True)
+
+    def _replace_at(self, addrs: Mapping[str, None], delta: Delta) -> None:
+        """Go through the replicas at the addresses that have changed, and at those whose owner may change by itself."""
+        here = {**addrs, **dict.fromkeys(self._shared)}
+        before = {addr: self._listed[addr] for addr in here if addr in self._listed}
+        after = self._owners(here)
+        for addr in before.keys() - after.keys():
+            del self._listed[addr]
+        self._listed.update(after)
+        put: dict[int, dict[str, bool]] = {}
+        gone: dict[int, list[str]] = {}
+        for info in after.values():
+            put.setdefault(info.stage_id, {})[info.input_addr] = info.takes_new_work
+        for addr, info in before.items():
+            if not self._is_listed((info.stage_id, addr)):
+                gone.setdefault(info.stage_id, []).append(addr)
+        self._mass_loss.apply_changes(
+            put,
+            gone,
+            fresh=self._view.stale_since_s is None,
+            regressed=False,
+            now_s=self._now(),
+            answers=self._pools.answers,
+        )
+        changed = (*delta.removed, *delta.updated, *delta.added, *before.values())
+        self._follow_owners(before, after, may_mismatch=any(map(self.mismatched.may_concern, changed)))
+
+    def _follow_owners(
+        self, before: Mapping[str, ReplicaInfo], after: Mapping[str, ReplicaInfo], *, may_mismatch: bool
+    ) -> None:
+        """These addresses had the one owners, and have the others now."""
+        gone = [info for info in before.values() if not self._is_listed((info.stage_id, info.input_addr))]
+        self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
         # Before the others are let go of: these may be all that a stage has left.
-        self._hold(here)
-        for info in gone:
-            if (info.stage_id, info.input_addr) not in self._held:
-                self._remove(info)
-        self.check_mismatches()
-        for addr, info in self._listed.items():
+        self._hold()
+        self._remove_all([info for info in gone if (info.stage_id, info.input_addr) not in self._held])
+        if may_mismatch:
+            self.check_mismatches()
+        for addr, info in after.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
                 self._pools.of(old).core.remove(addr, self._now())
             if old is not info and old != info:
                 self._upsert(info)
+        # Last, since one that has left may have come back by now.
+        self._close_some()
+
+    def _is_listed(self, key: tuple[int, str]) -> bool:
+        """Whether the registry lists a replica of this stage at this input address, and it is the one that counts."""
+        info = self._listed.get(key[1])
+        return info is not None and info.stage_id == key[0]
 
     @property
     def applied_revision(self) -> int:
@@ -241,7 +351,8 @@ class Membership:
     @property
     def next_review_s(self) -> float | None:
         """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
-        moments_s = (self._mass_loss.next_review_s, self._limits.next_review_s, self._claims.next_turn_s)
+        moments_s = [self._mass_loss.next_review_s, self._limits.next_review_s, self._claims.next_turn_s]
+        moments_s += [self._close_s] if self._to_close else []
         return min((each for each in moments_s if each is not None), default=None)
 
     def epoch_named(self, addr: str) -> None:
@@ -250,12 +361,16 @@ class Membership:
 
     def review_members(self) -> None:
         """Time has passed or a session has changed: remove those whose mass loss is over, attach those that wait."""
+        self._turn_s, self._attached_now = self._now(), 0
         turn_s = self._claims.next_turn_s
         if turn_s is not None and turn_s <= self._now():
-            self._replace_all(self._view, regressed=False)
+            self._replace_at({}, Delta())
         if self._vanished:
-            self._hold({(info.stage_id, info.input_addr) for info in self._listed.values()})
-        if self._limits.next_review_s is not None:
+            self._hold()
+        if self._to_close and self._close_s <= self._now():
+            self._close_some()
+        waiting_s = self._limits.next_review_s
+        if waiting_s is not None and waiting_s <= self._now():
             self._attach_waiting()
         if self.mismatched.is_disputed:
             self.check_mismatches()
@@ -275,6 +390,8 @@ class Membership:
                 self._limits.gone(addr)
             elif not self._attach(info):
                 return
+        if len(waiting) >= AT_ONCE:
+            self._limits.continue_at(self._after_rest_s())
 
     def _wanted(self, addr: str) -> ReplicaInfo | None:
         """The record of the replica at an address that is listed or kept in service."""
@@ -319,15 +436,14 @@ class Membership:
         entry = None if client is None else self._pools.of(client.info).core.members.entries.get(addr)
         return entry is None or entry.first_up_s is not None
 
-    def _hold(self, listed: set[tuple[int, str]]) -> None:
+    def _hold(self) -> None:
         """Keep replicas in service that vanished in a mass loss, and remove those whose time is over."""
         kept_without_record = self._mass_loss.kept_without_record(self._pools.answers, self._now())
         held = {(stage_id, addr) for stage_id, addrs in kept_without_record.items() for addr in addrs}
         before, self._held = self._held, held
         for key in held - before:
             self._keep(self._vanished[key])
-        for key in before - held - listed:
-            self._remove(self._vanished[key])
+        self._remove_all([self._vanished[key] for key in before - held if not self._is_listed(key)])
         for key in self._vanished.keys() - self._mass_loss.tracked():
             del self._vanished[key]
 
@@ -385,19 +501,22 @@ class Membership:
             client.close()
         self.clients.clear()
 
-    def _newest(self, view: View) -> dict[str, ReplicaInfo]:
-        """The records of a view for stages of the pipeline, by address: of several at one address, its owner."""
-        by_addr: dict[str, list[ReplicaInfo]] = {}
-        for info in view.replicas.values():
-            if self._is_ours(info):
-                by_addr.setdefault(info.input_addr, []).append(info)
-        shared = {addr for addr, claimants in by_addr.items() if len(claimants) > 1}
-        self._claims.share(shared)
-        owners = {addr: claimants[0] for addr, claimants in by_addr.items()}
-        for addr in shared:
-            owner = owners[addr] = self._claims.owner(by_addr[addr], self._now())
+    def _owners(self, addrs: Iterable[str]) -> dict[str, ReplicaInfo]:
+        """The records at these addresses for stages of the pipeline, by address: of several at one, its owner.
+
+        All that several name are among ``addrs``.
+        """
+        self._claims.share(self._shared)
+        owners: dict[str, ReplicaInfo] = {}
+        for addr in addrs:
+            claimants = [info for info in self._records_at(addr) if self._is_ours(info)]
+            if len(claimants) == 1:
+                owners[addr] = claimants[0]
+            if len(claimants) < 2:
+                continue
+            owner = owners[addr] = self._claims.owner(claimants, self._now())
             why = "answers there" if self._answers(owner) else "is tried first"
-            for info in by_addr[addr]:
+            for info in claimants:
                 # The former record of a process that has registered again ends with its lease.
                 is_former = info.epoch < owner.epoch and is_same_life(info, owner)
                 if info is owner or is_former:
@@ -414,10 +533,30 @@ class Membership:
             logger.warning("replica.ignored replica=%s: the pipeline has no such stage", info.name)
         return False
 
-    def _remove(self, info: ReplicaInfo) -> None:
-        logger.info("replica.removed replica=%s epoch=%d", info.name, info.epoch)
-        self._pools.of(info).core.remove(info.input_addr, self._now())
-        self.close_if_unused(info.stage_id, info.input_addr)
+    def _remove_all(self, infos: Sequence[ReplicaInfo]) -> None:
+        """Have some replicas picked no more; ``_close_some`` closes their clients."""
+        for number, info in enumerate(infos):
+            if number < _MOST_LINES:
+                logger.info("replica.removed replica=%s epoch=%d", info.name, info.epoch)
+            self._pools.of(info).core.remove(info.input_addr, self._now())
+            if info.input_addr in self.clients:
+                self._to_close[info.stage_id, info.input_addr] = None
+            elif info.input_addr not in self._listed:
+                self._limits.gone(info.input_addr)
+        if len(infos) > _MOST_LINES:
+            logger.info("replica.removed_more count=%d: omni history names them", len(infos) - _MOST_LINES)
+
+    def _after_rest_s(self) -> float:
+        """When to go on with what one turn of the loop does not allow: requests have as long in between."""
+        now_s = self._now()
+        return now_s + (now_s - self._turn_s)
+
+    def _close_some(self) -> None:
+        """Close some clients of replicas that have left, and the others later."""
+        for stage_id, addr in list(islice(self._to_close, AT_ONCE)):
+            del self._to_close[stage_id, addr]
+            self.close_if_unused(stage_id, addr)
+        self._close_s = self._after_rest_s()
 
     def _upsert(self, info: ReplicaInfo) -> None:
         pool, addr = self._pools.of(info), info.input_addr
@@ -447,10 +586,14 @@ class Membership:
     def _attach(self, info: ReplicaInfo) -> bool:
         """Connect to a replica; return False if it has to wait, and those behind it with it."""
         addr, now_s = info.input_addr, self._now()
+        if self._attached_now >= AT_ONCE:
+            self._limits.continue_at(self._after_rest_s(), addr)
+            return False
         reason = self._limits.must_wait(addr, now_s)
         if reason:
             self._note_unusable(info, reason, "limit", _WAITS_EVERY_S)
             return False
+        self._attached_now += 1
         try:
             client = self._owner.connect_replica_of(info)
         except ConfigError as error:
@@ -462,7 +605,9 @@ class Membership:
             steps = "it is tried again; fewer clients, or a higher limit of open files (ulimit -n), help"
             self._note_unusable(info, f"{error}: {steps}", "sockets", _WAITS_EVERY_S)
             return False
-        if client is not None:
+        if client is None:
+            self._limits.gone(addr)
+        else:
             self._serve(info, client)
         return True
 
@@ -473,5 +618,6 @@ class Membership:
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client
-        self._limits.attached(info.input_addr, self._now())
-        logger.info("replica.attached replica=%s epoch=%d addr=%s", info.name, info.epoch, info.input_addr)
+        # Those that nobody is behind have one turn after the other, and the first is told.
+        if self._limits.attached(info.input_addr, self._now()):
+            logger.info("replica.attached replica=%s epoch=%d addr=%s", info.name, info.epoch, info.input_addr)

@@ -53,6 +53,10 @@ class MismatchedReplicas:
         """Whether any replica is refused: the next that answers may change who is."""
         return bool(self._mismatched)
 
+    def may_concern(self, info: ReplicaInfo) -> bool:
+        """Whether a record that comes, changes or goes may change who is mismatched."""
+        return bool(info.content) or not self._knows(info) or info.input_addr in self._mismatched
+
     def replica_entered(self, pool: StagePool, addr: str) -> None:
         """A replica was added to ``pool``: refuse it there if it is mismatched."""
         if addr in self._mismatched:

@@ -33,14 +33,19 @@ def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         default=os.environ.get("OMNI_ETCD_ENDPOINTS"),
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    group.add_argument(
+    add_namespace_option(group)
+    add_security_options(parser)
+    return group
+
+
+def add_namespace_option(parser: argparse._ActionsContainer) -> None:
+    """Add ``--namespace``."""
+    parser.add_argument(
         "--namespace",
         default=default_namespace(),
         metavar="NAME",
         help="which deployment on that etcd (default: $OMNI_NAMESPACE, else default)",
     )
-    add_security_options(parser)
-    return group
 
 
 def default_namespace(fallback: str = "default") -> str:

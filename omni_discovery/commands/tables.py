@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_discovery.deploy.document import decode_deploy
-from omni_discovery.deploy.fingerprint import mismatches_in_force
+from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, mismatches_in_force
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
@@ -137,6 +137,9 @@ def _notes(
     for why in dict.fromkeys(unlike.values()):
         names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
         lines.append(f"≠ {names}: {why}")
+    left = sum(why == OTHER_DOCUMENT for why in unlike.values())
+    if left:
+        lines.append(f"rollout: {left} of {len(view.replicas)} replicas left to restart")
     return Text("\n".join(lines), style="red", justify="left") if lines else None
 
 
@@ -162,6 +165,8 @@ def replica_json(view: View, reports: HubReports) -> Iterator[dict[str, Any]]:
         ]
         # Not dataclasses.asdict: it copies what a record holds, level by level, and a record may have hundreds.
         shown = {field.name: getattr(info, field.name) for field in dataclasses.fields(info)}
+        # As etcdctl shows it: a number of 64 bits is rounded by many that read JSON.
+        shown["lease_id"] = f"{info.lease_id:x}"
         yield {**shown, "params": msgspec.to_builtins(info.params), "troubles": troubles}
 
 
@@ -183,7 +188,7 @@ def _row(
 ) -> tuple[str | Text, ...]:
     status = Text(info.status.value, style=_STYLE[info.status])
     if info.status is ReplicaStatus.STARTING and info.phase:
-        status.append(f" {info.phase} {info.progress:.0%}", style="dim")
+        status.append(f" {info.progress:.0%} {info.phase}", style="dim")
     for word in dict.fromkeys(seen.word for seen in troubles):
         # The record is right about the process and yet no green light.
         status.stylize("bold red")

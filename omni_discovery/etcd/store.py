@@ -28,7 +28,7 @@ from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, Listing, Summary, WatchBatch
+from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, LeaseTime, Listing, Summary, WatchBatch
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -98,6 +98,13 @@ class EtcdKV:
         """See KVStore. One attempt: the lease decides when the next is due."""
         self._check_usable()
         return await self._keep_alives.renew_lease(lease_id)
+
+    async def lease_time(self, lease_id: int) -> LeaseTime | None:
+        """See KVStore."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease_id)
+        response = await self._call(lambda channel: channel.lease.LeaseTimeToLive, request, repeatable=True)
+        # etcd answers -1 for a lease that it does not have.
+        return None if response.TTL < 0 else LeaseTime(float(response.TTL), float(response.grantedTTL))
 
     async def revoke(self, lease_id: int) -> None:
         """See KVStore."""

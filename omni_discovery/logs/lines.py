@@ -23,7 +23,7 @@ _EVENT: Final = re.compile(r"[a-z][a-z0-9_]*\.[a-z0-9_.%]+(?=[\s:]|$)")
 _PAIR: Final = re.compile(r"\s+([A-Za-z_]\w*)=(\S*)")
 _CONVERSION: Final = re.compile(r"%[-#0 +]*+\d*+(?:\.\d++)?+[a-zA-Z%]")
 #: Keys of the object itself; a field of the same name stands in ``fields``.
-_LIFTED: Final = ("stage", "replica", "request")
+_LIFTED: Final = ("stage", "replica", "epoch", "request", "trace")
 #: What a replica is called in logs, tables and errors.
 _REPLICA: Final = re.compile(r"\d+/\d+")
 
@@ -31,19 +31,23 @@ _REPLICA: Final = re.compile(r"\d+/\d+")
 def json_line(record: logging.LogRecord, process: Mapping[str, Any], error: str = "") -> str:
     """One record as a JSON object without line breaks.
 
-    ``process`` holds what the writing process knows of itself: ``pid``, and ``stage`` and ``replica`` where it has
-    one. ``error`` is the formatted traceback. ``extra={"fields": {...}}`` of a log call adds fields.
+    ``process`` holds what the writing process knows of itself: ``pid``, and ``stage``, ``replica`` and ``epoch`` where
+    it has one. ``error`` is the formatted traceback. ``extra={"fields": {...}}`` of a log call adds fields.
     """
     event, fields, text = parse_message(str(record.msg), record.args)
     given = getattr(record, "fields", None)
     if isinstance(given, Mapping):
         fields.update(given)
+    lifted = _lifted(fields)
+    if lifted.get("replica", process.get("replica")) != process.get("replica"):
+        # The line is about another replica, of whose life this process knows what the line says.
+        process = {name: value for name, value in process.items() if name != "epoch"}
     return line_of(
         datetime.fromtimestamp(record.created, UTC),
         record.levelname.lower(),
         record.name,
         event,
-        {**process, **_lifted(fields)},
+        {**process, **lifted},
         {name: value for name, value in fields.items() if name not in _LIFTED},
         message=text,
         exception=error,
@@ -59,7 +63,7 @@ def line_of(
     fields: Mapping[str, Any],
     **texts: str,
 ) -> str:
-    """The object: ``where`` (pid, stage, replica, request) beside time and event, empty texts left out."""
+    """The object: ``where`` (pid, stage, replica, epoch, request, trace) beside time and event; no empty texts."""
     head = {"time": _rfc3339(time), "level": level, "logger": logger, "event": event, **where}
     if fields:
         head["fields"] = fields

@@ -149,7 +149,7 @@ def kept_log_levels() -> Iterator[None]:
 
 
 def identify_process(**names: object) -> None:
-    """Have each JSON line of this process say ``stage`` and ``replica`` from now on. From any thread."""
+    """Have each JSON line of this process say its ``stage``, ``replica`` and ``epoch`` from now on. From any thread."""
     formatter = _json_formatter()
     if formatter is not None:
         formatter.process = {**formatter.process, **names}

@@ -27,6 +27,7 @@ from omni_discovery.records.keys import check_namespace
 _TIMEOUT_S: Final = 10.0
 _MOST_BYTES: Final = 64 << 20
 _PID_DIGITS: Final = 10
+_URL_SHOWN: Final = 200
 _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 
@@ -88,19 +89,27 @@ def ask_url(url: str, path: str, token: str, ca_file: str = "") -> dict[str, Any
 
     ``ca_file`` is needed where the hub's certificate is not one that this machine trusts.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path.strip("/"):
-        raise ConfigError(f"{url!r} is no hub; right would be http://HOST:PORT, that of its --admin-port")
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        try:
-            context = ssl.create_default_context(cafile=ca_file or None)
-        except OSError as error:
-            raise ConfigError(f"the certificates in {ca_file} can't be read: {error}") from error
-        connection = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    connection = _connection(url, ca_file)
     return _answer(connection, path, {"Authorization": f"Bearer {token}"} if token else {}, f"the hub at {url}")
+
+
+def _connection(url: str, ca_file: str) -> http.client.HTTPConnection:
+    """The connection, which is not opened yet. Raise ConfigError for what is no URL of a hub: records hold any text."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        if parts.scheme not in {"http", "https"} or not host or parts.path.strip("/"):
+            raise ValueError(url)
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        context = ssl.create_default_context(cafile=ca_file or None)
+        return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    except (ValueError, http.client.InvalidURL) as error:
+        raise ConfigError(
+            f"{url[:_URL_SHOWN]!r} is no hub; right would be http://HOST:PORT, that of its --admin-port"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"the certificates in {ca_file} can't be read: {error}") from error
 
 
 def path_of(*parts: str, **query: str | int) -> str:
@@ -124,13 +133,16 @@ def _answer(connection: http.client.HTTPConnection, path: str, headers: dict[str
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
-        body = msgspec.json.decode(answer.read(_MOST_BYTES), type=dict[str, Any])
-    except (OSError, http.client.HTTPException) as error:
+        content = answer.read(_MOST_BYTES)
+    # A name of a host that can be none is a UnicodeError.
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise HubUnaskableError(f"{whom} does not answer ({error}): omni hubs shows which there are") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HubUnaskableError(f"{whom} does not answer as a hub does: is that its --admin-port?") from error
     finally:
         connection.close()
+    try:
+        body = msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HubUnaskableError(f"{whom} does not answer as a hub does: is that its --admin-port?") from error
     if answer.status == http.client.OK:
         return body
     error_body = body.get("error")

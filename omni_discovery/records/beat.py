@@ -12,7 +12,7 @@ from omni_discovery.errors import RecordError, RegistryUnavailableError
 from omni_discovery.kv import KeyValue, KVStore
 from omni_discovery.records import keys
 from omni_discovery.records.health import HubHealth
-from omni_discovery.records.sizes import check_value
+from omni_discovery.records.sizes import WallTime, check_value
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -26,7 +26,7 @@ class BeatRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: The hub's picks are by a view of this revision.
     revision: _Count = 0
     #: Wall-clock seconds of the hub.
-    written_at: float = 0.0
+    written_at: WallTime = 0.0
     #: Fingerprint of the deploy document that the hub serves; empty if not known.
     pipeline: Annotated[str, msgspec.Meta(max_length=64)] = ""
     #: What the hub reports of requests and replicas; absent from a hub that does not report, as older ones.

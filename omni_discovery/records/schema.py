@@ -58,7 +58,7 @@ class ReplicaInfo:
 
     ``last_heartbeat`` and ``registered_at`` are wall-clock seconds of the record's last and first write. ``epoch`` is
     the creation revision of the key: one life of the replica. ``leased``: whether the key ends with a lease, as that of
-    every replica does.
+    every replica does; ``lease_id`` is that lease, 0 if it is not known.
     """
 
     input_addr: str
@@ -99,6 +99,7 @@ class ReplicaInfo:
     params: Mapping[str, ParamBounds] | None = None
     lost_slots: int = 0
     leased: bool = True
+    lease_id: int = 0
 
     @property
     def name(self) -> str:
@@ -191,12 +192,12 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: Slots that serve nobody though requests wait, as ``reason`` says; absent for none.
     lost_slots: _Count | msgspec.UnsetType = msgspec.UNSET
 
-    def to_info(self, epoch: int, *, leased: bool = True) -> ReplicaInfo:
+    def to_info(self, epoch: int, *, leased: bool = True, lease_id: int = 0) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
         fields = {name: value for name in _SHARED_FIELDS if (value := getattr(self, name)) is not msgspec.UNSET}
         if "voices" in fields:
             fields["voices"] = list(fields["voices"])
-        return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch, leased=leased)
+        return ReplicaInfo(**fields, last_heartbeat=self.updated_at, epoch=epoch, leased=leased, lease_id=lease_id)
 
 
 #: Fields of ReplicaInfo that are copied from the record's field of the same name. The epoch is the key's, whatever the

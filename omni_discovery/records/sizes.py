@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from omni_discovery.errors import RecordError
 from omni_discovery.records.keys import ROOT
@@ -14,6 +16,8 @@ MAX_VALUE_BYTES: Final = 96 << 10
 MAX_PARTS: Final = 8192
 #: The key of a deploy document below its namespace.
 _DOCUMENT: Final = "pipeline"
+#: Wall-clock seconds that a clock can show. The age of any other number may have hundreds of digits.
+WallTime = Annotated[float, msgspec.Meta(ge=0.0, lt=1e11)]
 _ADVICE: Final = "find who writes it, then delete it with etcdctl del"
 
 

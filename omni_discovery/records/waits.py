@@ -15,7 +15,7 @@ import msgspec
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
-from omni_discovery.records.sizes import check_value
+from omni_discovery.records.sizes import WallTime, check_value
 from omni_discovery.text import one_line
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -49,7 +49,7 @@ class WaitEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     who: _Text
     reason: _Text
-    since: float
+    since: WallTime
     #: A WaitKind, or a word of a later release; empty: not known.
     kind: _Text = ""
     #: The stage whose replicas are waited for; None: not known.

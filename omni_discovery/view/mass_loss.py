@@ -7,7 +7,7 @@ processes died in one moment. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -44,7 +44,7 @@ class MassLossGuard(Generic[_Pool, _Member]):
     def __init__(self, ttl_s: float) -> None:
         self._ttl_s = ttl_s
         #: Whether each listed member is in service. One that is not has withdrawn: its key is expected to go.
-        self._listed: Mapping[_Pool, Mapping[_Member, bool]] = {}
+        self._listed: dict[_Pool, dict[_Member, bool]] = {}
         self._missing: dict[_Pool, dict[_Member, _Missing]] = {}
 
     def apply_members(
@@ -61,13 +61,31 @@ class MassLossGuard(Generic[_Pool, _Member]):
         ``fresh``: the view is proved to be the registry's; ``regressed``: the registry went back in its history;
         ``answers``: whether a member has a session that answers now.
         """
-        before, self._listed = self._listed, listed
-        for pool in before.keys() | self._missing.keys():
+        gone = {
+            pool: [member for member in before if member not in listed.get(pool, {})]
+            for pool, before in self._listed.items()
+        }
+        self.apply_changes(listed, gone, fresh=fresh, regressed=regressed, now_s=now_s, answers=answers)
+
+    def apply_changes(
+        self,
+        put: Mapping[_Pool, Mapping[_Member, bool]],
+        gone: Mapping[_Pool, Collection[_Member]],
+        *,
+        fresh: bool,
+        regressed: bool,
+        now_s: float,
+        answers: Callable[[_Pool, _Member], bool] = lambda _pool, _member: True,
+    ) -> None:
+        """Some members have come or changed, others are gone; all else is as in ``apply_members``."""
+        for pool in put.keys() | gone.keys() | self._missing.keys():
+            present = self._listed.setdefault(pool, {})
+            left = [(member, present.pop(member, False)) for member in gone.get(pool, ())]
+            vanished = [member for member, serves in left if serves]
+            present.update(put.get(pool, {}))
             missing = self._missing.setdefault(pool, {})
-            present = listed.get(pool, {})
-            for member in missing.keys() & present.keys():
+            for member in missing.keys() & put.get(pool, {}).keys():
                 del missing[member]
-            vanished = [member for member, serves in before.get(pool, {}).items() if serves and member not in present]
             missing.update((member, _Missing(now_s, not answers(pool, member))) for member in vanished)
             self._forget_strays(missing, now_s)
             if vanished and (regressed or self._is_mass_loss(present, missing, now_s)):

@@ -204,7 +204,7 @@ class ReplicaTable:
             match keys.parse_key(self._namespace, item.key):
                 case keys.ReplicaKey(stage_id, replica_id):
                     record = decode_replica(item.key, stage_id, replica_id, item.value)
-                    return record.to_info(item.create_revision, leased=item.lease_id != 0)
+                    return record.to_info(item.create_revision, leased=item.lease_id != 0, lease_id=item.lease_id)
                 case keys.HubKey(hub_id):
                     return decode_hub(item.key, hub_id, item.value)
                 case keys.PipelineKey():

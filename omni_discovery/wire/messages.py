@@ -221,8 +221,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     credit of its present session; a request without one is accepted, too, within the replica's own bound. Lower
     ``priority`` goes first. ``stream_to`` are those of ``next_stages`` that take pieces of the hand-off while it is
     made, ``stream_from`` the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update.
-    ``trace`` is the hub's span of this attempt, as a W3C ``traceparent``; empty where nothing is traced. ``label`` is
-    the client's own name for the request, for log lines only.
+    ``trace`` is the hub's span of this attempt, as a W3C ``traceparent``; where the hub does not trace, that of its
+    client, and empty if there is none. ``label`` is the client's own name for the request, for log lines only.
     """
 
     epoch: _Count

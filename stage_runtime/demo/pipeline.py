@@ -14,11 +14,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
+from urllib.parse import quote
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.table import Table
 
 from omni_discovery.clients import OmniCoordClientForHub
 from omni_discovery.commands.tables import replica_table
@@ -27,6 +30,7 @@ from omni_discovery.etcd.embedded import find_binary
 from omni_discovery.etcd.embedded_file import read_embedded, remove_endpoint
 from omni_discovery.processes import check_unshared
 from omni_discovery.records.schema import ReplicaStatus
+from omni_discovery.view.hub_reports import HubReports
 from stage_runtime.demo.http_client import DemoError, get_text
 from stage_runtime.demo.killing import ReplicaKiller
 from stage_runtime.demo.processes import alive, descendants
@@ -68,8 +72,14 @@ def make_output(folder: Path) -> None:
         raise ConfigError(f"{text} that is yours alone") from error
 
 
-#: Where no terminal shows a live table, a line is written so often, in seconds.
+#: Where no terminal shows a live table, a line is written so often where it changes, and else so often, in seconds.
 _PLAIN_S: Final = 5.0
+_REPEAT_S: Final = 30.0
+_BAR: Final = 40
+
+
+#: The hub of a demo begins with its replicas: what it has to report of them is no news yet.
+_NOTHING_REPORTED: Final = HubReports({}, (), {}, ())
 
 
 class _PlainProgress:
@@ -79,24 +89,51 @@ class _PlainProgress:
         self._console = console
         self._begin_s = begin_s
         self._told_at_s = float("-inf")
+        self._told = ""
 
     def tell(self, text: str) -> None:
-        """Say what is waited for now; written every few seconds."""
+        """Say what is waited for now; written every few seconds, and more seldom while it is the same."""
         now_s = time.monotonic()
-        if not self._console.is_terminal and now_s - self._told_at_s >= _PLAIN_S:
-            self._told_at_s = now_s
+        due_s = _REPEAT_S if text == self._told else _PLAIN_S
+        if not self._console.is_terminal and now_s - self._told_at_s >= due_s:
+            self._told_at_s, self._told = now_s, text
             self._console.print(f"{text} ({now_s - self._begin_s:.0f} s)", markup=False, soft_wrap=True)
 
 
-def replicas_line(view: View) -> str:
-    """Which replicas are there, and how far those are that start."""
+def replicas_line(view: View, expected: int) -> str:
+    """How many replicas are up, and how far the others are that are there."""
     infos = [info for _, info in sorted(view.replicas.items())]
-    told = [f"{info.name} {info.status}" + f" {info.phase}" * (info.status != ReplicaStatus.UP) for info in infos]
-    return ", ".join(text.rstrip() for text in told) or "none is registered yet"
+    coming = [info for info in infos if info.status is not ReplicaStatus.UP]
+    told = [f"{len(infos) - len(coming)} of {expected} up", *map(_how_far, coming)]
+    return ", ".join(told)
+
+
+def _how_far(info: ReplicaInfo) -> str:
+    progress = f" {info.progress:.0%}" if info.progress else ""
+    return f"{info.name} {info.status}{progress} {info.phase}".rstrip()
+
+
+def share_up(view: View, expected: int) -> float:
+    """How far all replicas are together, from 0 to 1: one that starts counts by the progress that it tells."""
+    done = [
+        1.0 if info.status is ReplicaStatus.UP else info.progress * (info.status is ReplicaStatus.STARTING)
+        for info in view.replicas.values()
+    ]
+    return min(1.0, sum(done) / max(1, expected))
+
+
+def progress_line(text: str, share: float) -> Table:
+    """A line with a spinner, the text, and a bar that is full at a share of 1."""
+    line = Table.grid(padding=(0, 2))
+    line.add_row(Spinner("dots", text=text), ProgressBar(1.0, share, _BAR))
+    return line
 
 
 class DemoPipeline:
     """One run. The hub is a child process; all other processes are the hub's children."""
+
+    #: What the page of the dashboard begins with.
+    question: ClassVar[str] = "what is 26 + 48?"
 
     def __init__(
         self, config: DemoConfig, console: Console, stack: ExitStack, flags: Sequence[str], expected: int
@@ -163,23 +200,27 @@ class DemoPipeline:
             self._client = self._stack.enter_context(client)
             while not self._all_up():
                 self._check_still_starting()
-                table = replica_table(client.view(), self._config.namespace, time.time())
+                view = client.view()
+                plain.tell(f"loading the models: {replicas_line(view, self._expected)}")
                 waited = f"loading the models · {time.monotonic() - self._begin_s:.0f} s"
-                live.update(Group(Spinner("dots", text=waited), table))
-                plain.tell(f"loading the models: {replicas_line(client.view())}")
+                live.update(Group(progress_line(waited, share_up(view, self._expected)), self._table(view)))
                 time.sleep(0.1)
             self._url = next(iter(client.view().hubs.values())).address
             while get_text(f"{self._url}/ready")[0] != 200:
                 self._check_still_starting()
                 time.sleep(0.05)
         self._ready_s = time.monotonic() - self._begin_s
-        self._console.print(replica_table(self._client.view(), self._config.namespace, time.time()))
+        self._console.print(self._table(self._client.view()))
         self._console.print(f"ready after {self._ready_s:.1f} s at [bold]{self._url}[/]\n")
+
+    def _table(self, view: View) -> Table:
+        return replica_table(view, self._config.namespace, time.time(), self._console.width, _NOTHING_REPORTED)
 
     def keep_serving(self) -> None:
         """Print commands to try and serve until Ctrl-C. Raise DemoError if the hub ends."""
         self._console.print("\nserving until Ctrl-C. A dashboard, where you can ask and kill a replica meanwhile:\n")
-        self._console.print(f"{self._dashboard()}#token={self._token}\n", soft_wrap=True, markup=False, style="cyan")
+        link = f"{self._dashboard()}#token={self._token}&ask={quote(self.question)}"
+        self._console.print(f"{link}\n", soft_wrap=True, markup=False, style="cyan")
         self._console.print("or try in another terminal:\n")
         first = self.first_step()
         for line in next_steps(first, _omni(), _etcdctl(), self._endpoint, self._config.namespace):

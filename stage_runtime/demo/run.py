@@ -53,7 +53,7 @@ class Demo(DemoPipeline):
     """One run of it."""
 
     deploy: ClassVar[Path] = Path(__file__).with_name("deploy.yaml")
-    title: ClassVar[str] = "[bold]omni demo[/] · a thinker (vLLM) and a painter (diffusion), two replicas each"
+    title: ClassVar[str] = "[bold]omni demo[/] · thinker (vLLM) and painter (diffusion), two of each"
 
     def __init__(self, config: DemoConfig, console: Console, stack: ExitStack) -> None:
         deploy = parse_deploy(self.deploy.read_text(encoding="utf-8"), str(self.deploy))

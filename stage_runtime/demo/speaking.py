@@ -48,10 +48,7 @@ class SpeakingDemo(Demo):
     """One run of it."""
 
     deploy: ClassVar[Path] = _FOLDER / "speak.yaml"
-    title: ClassVar[str] = (
-        "[bold]omni demo --speak[/] · a thinker and a talker (vLLM), a painter (diffusion) and a vocoder (torch),"
-        " two replicas each"
-    )
+    title: ClassVar[str] = "[bold]omni demo --speak[/] · thinker, talker (vLLM), painter, vocoder, two of each"
 
     def show(self) -> None:
         """See Demo."""

@@ -15,7 +15,7 @@ import wave
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.console import Console
 
@@ -49,7 +49,7 @@ def run_speech(config: DemoConfig, model: Path, omni_python: str, speaker: str) 
     make_output(config.output)
     with ExitStack() as stack:
         demo = _Speech(config, console, stack, model, omni_python, speaker)
-        demo.start("[bold]omni demo of speech[/] · Qwen3-TTS by vLLM-Omni's stages: two talkers, two decoders")
+        demo.start("[bold]omni demo of speech[/] · Qwen3-TTS by vLLM-Omni: two talkers, two decoders")
         stack.callback(demo.stop)
         console.print(
             "[dim]The weights are tiny and random, so what it says is noise; all else is as with the real model.[/]"
@@ -64,6 +64,8 @@ def run_speech(config: DemoConfig, model: Path, omni_python: str, speaker: str) 
 
 class _Speech(DemoPipeline):
     """One run of it."""
+
+    question: ClassVar[str] = "hello"
 
     def __init__(
         self, config: DemoConfig, console: Console, stack: ExitStack, model: Path, omni_python: str, speaker: str

@@ -431,7 +431,7 @@ class Replica:
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:
         name = f"{self._config.stage_id}/{replica_id}"
-        self._write_status(Registered(name))
+        self._write_status(Registered(name, epoch))
         self._replica_id = replica_id
         self._server.set_replica_name(name)
         self._server.set_epoch(epoch)

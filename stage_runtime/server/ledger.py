@@ -26,6 +26,8 @@ class Ticket:
     epoch: int
     #: The client's name for the request; empty if the hub sent none.
     label: str = ""
+    #: The id of the request's trace; empty if it has none.
+    trace: str = ""
     #: The number of the request's next frame.
     next_seq: int = 0
     #: How many pieces of the request's hand-off were reported.

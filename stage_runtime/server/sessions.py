@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
-from omni_discovery.failure_log import Failure, FailureLog
+from omni_discovery.failure_log import Failure, FailureLog, trace_id
 from omni_discovery.log_once import LogOnce
 from omni_discovery.wire import MAX_ATTACHMENT_BYTES, FailureKind
 from omni_discovery.wire.session import Peer, SocketName
@@ -280,6 +280,7 @@ class Sessions:
             ),
         )
         ticket.label = "" if submit.label is UNSET else submit.label
+        ticket.trace = trace_id(submit.trace)
         ticket.segment = 0 if submit.segmented else None
         ticket.overdue_at_s = now_s + max(submit.remaining_s - _DEADLINE_SLACK_S, submit.remaining_s / 2)
         self._to_do.append(work_of(ticket, submit, now_s))
@@ -429,7 +430,17 @@ class Sessions:
             return
         self.outcomes[kind] += 1
         stage, name = self.replica_name.partition("/")[0], self.replica_name
-        failure = Failure(ticket.request_id, stage, name, ticket.attempt, kind.value, cause, label=ticket.label)
+        failure = Failure(
+            ticket.request_id,
+            stage,
+            name,
+            ticket.attempt,
+            kind.value,
+            cause,
+            label=ticket.label,
+            epoch=ticket.epoch,
+            trace=ticket.trace,
+        )
         self.failures.add(failure, logging.INFO if kind is FailureKind.INVALID else logging.WARNING)
 
     # ---- timers

@@ -142,6 +142,20 @@ async def test_a_lease_that_is_not_renewed_ends_and_one_that_is_does_not(store: 
     assert [item.key for item in (await store.kv.list(prefix)).items] == [prefix + "kept"]
 
 
+async def test_what_a_lease_has_left_is_told_and_asking_renews_nothing(store: Store) -> None:
+    grant = await store.kv.grant(5.0)
+    fresh = await store.kv.lease_time(grant.lease_id)
+    await store.pass_time(2.0)
+    later = await store.kv.lease_time(grant.lease_id)
+    assert fresh is not None
+    assert later is not None
+    assert fresh.ttl_s == later.ttl_s == grant.ttl_s
+    assert later.left_s < fresh.left_s <= grant.ttl_s
+    await store.kv.revoke(grant.lease_id)
+    assert await store.kv.lease_time(grant.lease_id) is None
+    assert await store.kv.lease_time(NO_LEASE) is None
+
+
 async def test_a_lease_that_does_not_exist_is_named_so(store: Store, prefix: str) -> None:
     with pytest.raises(LeaseNotFoundError):
         await store.kv.keep_alive(NO_LEASE)

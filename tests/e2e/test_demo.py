@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import openai
@@ -86,9 +87,10 @@ def test_each_line_that_it_prints_to_try_next_works_when_it_is_pasted(demo: Demo
 
 
 def test_the_link_that_it_prints_opens_a_dashboard_that_kills_a_replica_and_the_answer_goes_on(demo: Demo) -> None:
-    found = re.search(r"(http://127\.0\.0\.1:\d+/dashboard/)#token=(\S+)", demo.text)
+    found = re.search(r"(http://127\.0\.0\.1:\d+/dashboard/)#token=([^&\s]+)&ask=(\S+)", demo.text)
     assert found is not None, demo.text
-    url, token = found.groups()
+    url, token, question = found.groups()
+    assert unquote(question) == "what is 26 + 48?"
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=120) as http:
 
         def replicas() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +211,16 @@ ATTACKS: Final = (
     Attack("N1", "a replica fills its hub's receive queue, then breaks the connection", "the hub lives"),
     Attack("N2", "a pipeline in etcd names a class as vLLM's draft model", "refused on the replica's host"),
     Attack("N3", "millions of small valid frames of one replica", "it rests for them; others are served"),
+    Attack(
+        "N4",
+        "thousands of records with a lease, which come, change and go as fast as etcd takes them",
+        "each costs by itself; a few are connected to in each turn of the loop",
+    ),
+    Attack("N5", "a replica that comes under ever new ids, and fails", "the series of those that left are bounded"),
+    Attack(
+        "N6", "another address in a hub's record, when its user runs omni bench", "the hub is asked; no key goes there"
+    ),
+    Attack("N7", "lengths, moments and ports that can't be, in answers and records", "not counted; no traceback"),
 )
 
 #: Rows without a test, and why.

@@ -17,12 +17,14 @@ import numpy as np
 
 from hub.async_omni import AsyncOmni
 from hub.jobs.cipher import JobKeys, job_key_of
+from hub.jobs.files import JobFiles
 from hub.jobs.folder import JobFolder
 from hub.jobs.job import JobBounds
 from hub.jobs.registry import JobRegistry
 from hub.jobs.service import JobService
 from hub.jobs.work import make_video
 from omni_discovery.records import keys
+from omni_discovery.records.jobs import JobRecord, JobState
 from omni_discovery.testing import FakeKV, ManualClock
 from tests.support.hub import Hub
 from tests.support.processes import Child
@@ -82,6 +84,17 @@ def key_file(folder: Path, *keys: str) -> Path:
     return file
 
 
+def record_of(job_id: str, keys: JobKeys, created_at: float = 0.0) -> JobRecord:
+    """The record of a job whose files are encrypted with the first of these keys."""
+    return JobRecord(
+        job_id=job_id,
+        state=JobState.QUEUED,
+        created_at=created_at,
+        expires_at=created_at + 86_400,
+        secret=keys.first.name,
+    )
+
+
 @asynccontextmanager
 async def jobs_of(omni: AsyncOmni, *, bounds: JobBounds | None = None) -> AsyncIterator[JobService]:
     """The jobs of a hub in this process, over a registry in memory and a folder of its own."""
@@ -89,11 +102,11 @@ async def jobs_of(omni: AsyncOmni, *, bounds: JobBounds | None = None) -> AsyncI
     lease_id = (await kv.grant(60.0)).lease_id
     await kv.put(keys.hub_key("test", omni.hub_id), b"{}", lease_id)
     with tempfile.TemporaryDirectory() as place:
-        folder = JobFolder(Path(place), "test", JobKeys((job_key_of(secrets.token_bytes(32)),)))
+        files = JobFiles(JobFolder(Path(place), "test"), "test", JobKeys((job_key_of(secrets.token_bytes(32)),)))
         registry = JobRegistry(kv, "test", omni.hub_id, lambda: lease_id)
         jobs = JobService(
             registry,
-            folder,
+            files,
             partial(make_video, omni),
             bounds or JobBounds(),
             keeps=False,

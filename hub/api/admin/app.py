@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from hub.api.admin.calls import call_routes
 from hub.api.admin.receipts import receipt_routes
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from hub.async_omni import AsyncOmni
 
 
@@ -18,6 +22,14 @@ def build_admin(omni: AsyncOmni) -> Starlette:
     return Starlette(routes=[*receipt_routes(omni), *call_routes(omni)])
 
 
-def build_receipts(omni: AsyncOmni) -> Starlette:
-    """What this user may read without a token, at a socket in a private folder: nothing is changed there."""
-    return Starlette(routes=receipt_routes(omni))
+def build_local(omni: AsyncOmni, url: str) -> Starlette:
+    """What this user may read without a token, at a socket in a private folder: nothing is changed there.
+
+    Beside receipts that is ``url``, where this hub's API is: nobody else can say so here, while who may write hubs'
+    records may name any address.
+    """
+
+    async def whereabouts(_: Request) -> JSONResponse:
+        return JSONResponse({"hub": omni.hub_id, "url": url})
+
+    return Starlette(routes=[Route("/admin/hub", whereabouts, methods=["GET"]), *receipt_routes(omni)])

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from hub.api.admin.app import build_admin, build_receipts
+from hub.api.admin.app import build_admin, build_local
 from hub.api.client_quota import ClientQuota
 from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.dashboard.routes import AdminSite, Dashboard
@@ -112,7 +112,7 @@ class Ports:
             self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
 
     def _start_local(self, omni: AsyncOmni, http: HttpConfig) -> None:
-        """Serve receipts at a socket that only this user can reach, for ``omni why`` on this machine.
+        """Serve a socket that only this user can reach, for ``omni why`` and ``omni bench`` on this machine.
 
         Clients are served without it: where it can't be made, that is logged and the hub goes on.
         """
@@ -122,7 +122,7 @@ class Ports:
         except (OSError, ConfigError) as error:
             logger.warning("hub.no_receipts_socket: 'omni why' needs --admin-port to ask this hub: %s", error)
             return
-        server = HttpServer(omni, build_receipts(omni), http)
+        server = HttpServer(omni, build_local(omni, self.url), http)
         server.start((listener,))
         self._servers.append(server)
 

@@ -126,7 +126,7 @@ class Generation:
         self.exchange = exchange = came.exchange
         name = exchange.request_id
         self._ids = [name] if len(asks) == 1 else [f"{name}-{number}" for number in range(len(asks))]
-        headers = trace_headers(came.request.headers) if omni.is_traced else None
+        headers = trace_headers(came.request.headers)
         self._outputs = [
             omni.generate(
                 ask.inputs,

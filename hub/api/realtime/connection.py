@@ -372,7 +372,7 @@ class _Connection:
             received_s=time.perf_counter(),
             # What calls a function is not to be said, which is known when it is whole.
             async_chunk=False if made.tools else None,
-            trace_headers=trace_headers(headers) if self._omni.is_traced else None,
+            trace_headers=trace_headers(headers),
         )
         async with aclosing(outputs):
             async for output in outputs:

@@ -22,7 +22,7 @@ from hub.api.videos.schema import (
     parse_video,
     video_params,
 )
-from hub.jobs.errors import JobFileError
+from hub.jobs.errors import JobFileError, JobStoreUnavailableError
 from hub.jobs.job import Client
 from hub.jobs.work import JobWork
 from omni_discovery.errors import InvalidRequestError, OmniError
@@ -202,5 +202,5 @@ class _File(StreamingResponse):
         """See ASGI."""
         try:
             await super().__call__(scope, receive, send)
-        except JobFileError:
+        except (JobFileError, JobStoreUnavailableError):
             cut_answer(scope)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hub.jobs.config import JobsConfig
+from hub.jobs.config import JobsConfig, job_store_of
 from hub.jobs.job import JobBounds
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
@@ -21,9 +20,10 @@ def add_job_options(parser: argparse._ActionsContainer) -> None:
     """Add the flags. Without one, the default of JobBounds holds."""
     parser.add_argument(
         "--job-store",
-        metavar="FOLDER",
+        metavar="STORE",
         help="where the files of /v1/videos lie, encrypted: a folder that all hubs of the namespace reach, and nobody"
-        " else can write to (default: each hub keeps its videos to itself, and they end with it)",
+        " else can write to; or mooncake://HOST:PORT, the master of a Mooncake store (default: each hub keeps its"
+        " videos to itself, and they end with it)",
     )
     parser.add_argument(
         "--job-key-file",
@@ -57,6 +57,8 @@ def check_job_options(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{given[0]} is for the hub's own API: leave it out with --api {arguments.api}")
     if bool(arguments.job_store) is not bool(arguments.job_key_file):
         raise ConfigError("--job-store and --job-key-file go together: give both, or none of them")
+    if arguments.job_store:
+        job_store_of(arguments.job_store)
     _bounds(arguments)
 
 
@@ -68,7 +70,7 @@ def jobs_config(arguments: argparse.Namespace) -> JobsConfig:
 
     file = arguments.job_key_file
     keys = read_job_keys(read_secret_file("--job-key-file", file), f"--job-key-file {file}")
-    return JobsConfig(Path(arguments.job_store), keys, _bounds(arguments))
+    return JobsConfig(job_store_of(arguments.job_store), keys, _bounds(arguments))
 
 
 def _bounds(arguments: argparse.Namespace) -> JobBounds:

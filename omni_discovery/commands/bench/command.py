@@ -7,13 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.commands.output import say
-from omni_discovery.commands.registry import (
-    add_registry_options,
-    clients_key,
-    read_hub_records,
-    user_runtime_dir,
-    with_registry,
-)
+from omni_discovery.commands.registry import add_namespace_option, clients_key, user_runtime_dir
 from omni_discovery.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +18,6 @@ if TYPE_CHECKING:
     from omni_discovery.commands.bench.figures import BenchSummary
     from omni_discovery.commands.bench.load import LoadRun
     from omni_discovery.commands.bench.plan import Asking, LoadPlan
-    from omni_discovery.kv import KVStore
 
 _MODALITIES: Final = ("text", "image", "audio")
 _USUAL_REQUESTS: Final = 100
@@ -67,6 +60,13 @@ class BenchCommand:
         load.add_argument("--requests", type=int, metavar="N", help=f"so many (default: {_USUAL_REQUESTS})")
         load.add_argument("--duration", type=float, metavar="S", help="for so many seconds")
         load.add_argument(
+            "--warm-up",
+            type=int,
+            default=0,
+            metavar="N",
+            help="send so many requests before, in the same way, that count nowhere (default: none)",
+        )
+        load.add_argument(
             "--max-in-flight",
             type=int,
             default=1000,
@@ -85,7 +85,7 @@ class BenchCommand:
         shown.add_argument("--plot", metavar="FILE", help="write latencies over time and their distribution, as SVG")
         shown.add_argument("--out", metavar="FILE", help="write the figures and every request, as JSON")
         shown.add_argument("--json", action="store_true", help="print the figures as one line of JSON instead")
-        add_registry_options(parser)
+        add_namespace_option(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command. Return 0 if nothing but refusals for load went wrong, 1 if something did, 130 after Ctrl-C."""
@@ -142,6 +142,8 @@ def read_plan(arguments: argparse.Namespace) -> LoadPlan:
         if value is not None and not 1 <= value <= most.get(flag, value):
             right = f"1 to {most[flag]}" if flag in most else "1 or more"
             raise ConfigError(f"--{flag.replace('_', '-')} is {value}; right would be {right}")
+    if arguments.warm_up < 0:
+        raise ConfigError(f"--warm-up is {arguments.warm_up}; right would be 0 or more")
     requests = arguments.requests
     if requests is None and arguments.duration is None:
         requests = _USUAL_REQUESTS
@@ -230,13 +232,19 @@ def _client(arguments: argparse.Namespace, plan: LoadPlan) -> BenchClient:
 
 
 def local_url(arguments: argparse.Namespace) -> str:
-    """The URL of the one hub that this user runs here. Raise ConfigError if there is none, or more than one."""
-    from omni_discovery.receipts.asking import local_hubs
+    """The URL of the one hub that this user runs here. Raise ConfigError if there is none, or more than one.
 
-    here = set(local_hubs(user_runtime_dir(), arguments.namespace))
-    urls: list[str] = []
-    if here:
-        with_registry(arguments, lambda kv: _add_urls(kv, arguments.namespace, here, urls))
+    The hub itself is asked, in this user's private folder, and not etcd: the key goes to that address, and who may
+    write hubs' records may name any.
+    """
+    from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError, ask_process, local_hubs, path_of
+
+    folder, namespace = user_runtime_dir(), arguments.namespace
+    try:
+        answers = [ask_process(folder, namespace, pid, path_of("hub")) for pid in local_hubs(folder, namespace)]
+    except (HubUnaskableError, NoReceiptError) as error:
+        raise ConfigError(f"{error}; name one with --url http://HOST:PORT") from error
+    urls = [reachable_here(str(answer.get("url", ""))) for answer in answers]
     if len(urls) == 1:
         return urls[0]
     if urls:
@@ -245,16 +253,6 @@ def local_url(arguments: argparse.Namespace) -> str:
         f"no hub of namespace {arguments.namespace!r} runs here under this user: name one with --url http://HOST:PORT,"
         " or give --namespace (omni hubs shows who there is)"
     )
-
-
-async def _add_urls(kv: KVStore, namespace: str, pids: set[int], urls: list[str]) -> int:
-    """Append the URLs of the hubs of this machine with these processes."""
-    import socket
-
-    records = await read_hub_records(kv, namespace)
-    here = (record for record in records if record.pid in pids and record.host == socket.gethostname())
-    urls += [reachable_here(record.address) for record in here if record.address]
-    return 0
 
 
 def reachable_here(url: str) -> str:
@@ -279,25 +277,33 @@ async def _bench(
 ) -> int:
     import asyncio
     import signal
+    from dataclasses import replace
     from random import Random
 
     from omni_discovery.commands.bench.load import LoadRun
 
+    warm_up, draw = arguments.warm_up, Random(arguments.seed).random
     try:
         model = await client.served_model()
-        load = LoadRun(plan, fields(model), client, prompt_of, Random(arguments.seed).random)
+        loads = [LoadRun(plan, fields(model), client, lambda number: prompt_of(warm_up + number), draw)]
+        if warm_up:
+            before = replace(plan, requests=warm_up, duration_s=None)
+            loads.insert(0, LoadRun(before, fields(model), client, prompt_of, draw))
         loop = asyncio.get_running_loop()
+
+        def interrupt() -> None:
+            for each in loads:
+                each.interrupt()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, load.interrupt)
-        title = f"omni bench: {client.url}, {model}, {plan.describe()}"
+            loop.add_signal_handler(number, interrupt)
+        title = f"omni bench: {client.url}, {model}, {plan.describe()}{f' after {warm_up} to warm up' * (warm_up > 0)}"
         if not arguments.json:
             say(title)
-        showing = asyncio.create_task(_show(load, is_silent=arguments.json))
-        try:
-            summary = await load.run()
-        finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+        for load in loads:
+            summary = await _run_shown(load, "" if load is loads[-1] else "warming up", is_silent=arguments.json)
+            if load.is_interrupted or load.is_gone:
+                break
     finally:
         await client.close()
     _tell(arguments, load, summary, title, files)
@@ -306,18 +312,31 @@ async def _bench(
     return 1 if load.is_gone or summary.failed or not summary.answered else 0
 
 
-async def _show(load: LoadRun, *, is_silent: bool) -> None:
-    """Show how it goes until this is cancelled: one line that changes; without a terminal, one now and then."""
+async def _run_shown(load: LoadRun, name: str, *, is_silent: bool) -> BenchSummary:
+    """Run it to its end, and show meanwhile how it goes; ``name`` stands before that."""
     import asyncio
 
-    from omni_discovery.commands.bench.screen import LATEST, live_line
+    showing = asyncio.create_task(_show(load, name, is_silent=is_silent))
+    try:
+        return await load.run()
+    finally:
+        showing.cancel()
+        await asyncio.gather(showing, return_exceptions=True)
+
+
+async def _show(load: LoadRun, name: str, *, is_silent: bool) -> None:
+    """Show how it goes until this is cancelled: two lines that change; without a terminal, one now and then."""
+    import asyncio
+
+    from omni_discovery.commands.bench.screen import LATEST, live_lines
     from omni_discovery.commands.terminal import TextConsole
 
-    def line() -> str:
+    def lines() -> tuple[str, str]:
         tally = load.tally
         latest = tally.seen[-LATEST:]
         counts = (tally.answered, tally.refused, sum(tally.failed.values()), len(load.waiting_since_s))
-        return live_line(load.seconds, *counts, latest)
+        counted, latencies = live_lines(load.seconds, *counts, latest)
+        return f"{name} {counted}".lstrip() if name else counted, latencies
 
     console = TextConsole()
     if is_silent:
@@ -325,13 +344,14 @@ async def _show(load: LoadRun, *, is_silent: bool) -> None:
     if not console.is_terminal:
         while True:
             await asyncio.sleep(_LINE_S)
-            say(line())
+            say("  ".join(filter(None, lines())))
     from rich.live import Live
     from rich.text import Text
 
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            live.update(Text(line()), refresh=True)
+            # What a narrow terminal has no room for is cut: a line that wraps would be left behind.
+            live.update(Text("\n        ".join(lines()), no_wrap=True, overflow="ellipsis"), refresh=True)
             await asyncio.sleep(_TURN_S)
 
 
@@ -346,7 +366,13 @@ def _tell(
     from omni_discovery.commands.terminal import print_json
     from omni_discovery.text import harmless_json
 
-    made = {"title": title, "interrupted": load.is_interrupted, "hub_gone": load.is_gone, **asdict(summary)}
+    made = {
+        "title": title,
+        "warm_up": arguments.warm_up,
+        "interrupted": load.is_interrupted,
+        "hub_gone": load.is_gone,
+        **asdict(summary),
+    }
     if arguments.json:
         print_json(made)
     else:

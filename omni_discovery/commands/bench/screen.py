@@ -24,18 +24,25 @@ def shown_s(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def live_line(seconds: float, answered: int, refused: int, failed: int, waiting: int, latest: Sequence[Seen]) -> str:
-    """How it goes: counts since the start, and the latencies of the latest that have ended."""
+def live_lines(
+    seconds: float, answered: int, refused: int, failed: int, waiting: int, latest: Sequence[Seen]
+) -> tuple[str, str]:
+    """How it goes: counts since the start; and the latencies of the latest that have ended, empty for none.
+
+    Together they would not fit into 80 columns.
+    """
     wholes = sorted(each.whole_s for each in latest if not each.failure)
     firsts = sorted(each.first_s for each in latest if not each.failure and each.first_s is not None)
     parts = [f"{seconds:5.0f} s", f"{answered} answered"]
     parts += [f"{refused} refused"] if refused else []
     parts += [f"{failed} failed"] if failed else []
     parts += [f"{waiting} on their way"]
-    for name, values in (("first", firsts), ("whole", wholes)):
-        if values:
-            parts.append(f"{name} p50 {shown_s(percentile(values, 0.5))} p99 {shown_s(percentile(values, 0.99))}")
-    return "  ".join(parts)
+    latencies = [
+        f"{name} p50 {shown_s(percentile(values, 0.5))} p99 {shown_s(percentile(values, 0.99))}"
+        for name, values in (("first", firsts), ("whole", wholes))
+        if values
+    ]
+    return "  ".join(parts), "  ".join(latencies)
 
 
 def summary_lines(summary: BenchSummary) -> list[str]:

@@ -8,6 +8,7 @@ from omni_discovery.commands.history_log import Life
 from omni_discovery.commands.top.rows import event_line
 from omni_discovery.commands.why.waterfall import clock, seconds
 from omni_discovery.receipts.receipt import ReceiptLine
+from omni_discovery.records.schema import ReplicaInfo
 from omni_discovery.text import harmless, one_line
 from omni_discovery.view.recent_events import ShownEvent
 
@@ -21,6 +22,12 @@ NO_REQUESTS = (
 def time_of_day(wall_s: float) -> str:
     """A moment of the wall clock without its date."""
     return clock(wall_s)[11:]
+
+
+def replica_title(info: ReplicaInfo) -> str:
+    """Which process it is, with what a narrow table has no column for."""
+    known = (f"release {info.version}" if info.version else "", info.host, info.device)
+    return ", ".join([f"replica {info.name}", f"epoch {info.epoch}", *filter(None, known)])
 
 
 def history_lines(lives: Sequence[Life], events: Iterable[ShownEvent], name: str, width: int) -> list[str]:

@@ -13,7 +13,9 @@ import msgspec
 from omni_discovery.commands.tables import age
 from omni_discovery.commands.top.traffic import Pace, Traffic
 from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, mismatches_in_force
 from omni_discovery.errors import ConfigError
+from omni_discovery.kv import LeaseTime
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.text import harmless, one_line
 from omni_discovery.view.hub_reports import HubReports
@@ -22,7 +24,10 @@ from omni_discovery.view.table import ReplicaId, View
 
 #: What is not known.
 UNKNOWN: Final = "-"
+#: A lease is renewed each third of its time: with less than this part left, two renewals or more are missing.
+_LEAST_LEFT: Final = 1 / 3
 _ELLIPSIS: Final = "…"
+_OTHER_DOCUMENT: Final = "other document"
 _TEXT_CHARS: Final = 200
 
 
@@ -52,6 +57,8 @@ class ReplicaRow:
     pace: Pace
     written_s: float | None
     last_end: str
+    #: What its lease has left.
+    lease: LeaseTime | None = None
 
     @property
     def name(self) -> str:
@@ -97,6 +104,8 @@ class Moment:
     traffic: Traffic = field(default_factory=Traffic)
     #: How the last process of each id ended, as ``omni history`` says it.
     ends: Mapping[ReplicaId, str] = field(default_factory=dict)
+    #: What leases have left, by their id: of rows on the screen, as etcd has said it last.
+    leases: Mapping[int, LeaseTime] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,7 @@ class Choice:
 
 def groups(moment: Moment, choice: Choice) -> list[StageGroup]:
     """The stages, those of the document and those that only replicas have, with the replicas that match."""
-    asked = _stages(moment.view)
+    asked, unlike = _stages(moment.view), _unlike(moment.view)
     by_stage: defaultdict[int, list[ReplicaInfo]] = defaultdict(list)
     for _, info in sorted(moment.view.replicas.items()):
         by_stage[info.stage_id].append(info)
@@ -119,7 +128,7 @@ def groups(moment: Moment, choice: Choice) -> list[StageGroup]:
         infos = by_stage[stage_id]
         engine, wanted = asked.get(stage_id, ("", None))
         able = [info for info in infos if info.takes_new_work]
-        rows = [_row(info, moment) for info in infos]
+        rows = [_row(info, moment, unlike) for info in infos]
         shown = [row for row in rows if matches(row, engine, choice.needle)]
         if choice.needle.strip() and not shown:
             continue
@@ -152,6 +161,15 @@ def _stages(view: View) -> dict[int, tuple[str, int]]:
     return {stage.stage_id: (stage.engine, stage.runtime.num_replicas) for stage in deploy.stages}
 
 
+def _unlike(view: View) -> dict[ReplicaId, str]:
+    """What tells a replica from what is in force, in two words; nothing of those that are alike."""
+    found = mismatches_in_force(view.replicas.values(), view.pipeline)
+    return {
+        (info.stage_id, info.replica_id): _OTHER_DOCUMENT if why == OTHER_DOCUMENT else "other files"
+        for info, why in found
+    }
+
+
 def _waiting(reports: HubReports | None, stage_id: int) -> int | None:
     """What waits for a stage in all hubs; None where one of them does not say that."""
     if reports is None or reports.silent or not reports.health:
@@ -164,8 +182,9 @@ def _waiting(reports: HubReports | None, stage_id: int) -> int | None:
     return waiting
 
 
-def _row(info: ReplicaInfo, moment: Moment) -> ReplicaRow:
-    tone, state = _state(info, moment.reports)
+def _row(info: ReplicaInfo, moment: Moment, unlike: Mapping[ReplicaId, str]) -> ReplicaRow:
+    lease = moment.leases.get(info.lease_id)
+    tone, state = _state(info, moment.reports, lease, unlike.get((info.stage_id, info.replica_id), ""))
     written_s = moment.now_s - info.last_heartbeat
     return ReplicaRow(
         info,
@@ -174,6 +193,7 @@ def _row(info: ReplicaInfo, moment: Moment) -> ReplicaRow:
         moment.traffic.of_replica(info.name),
         written_s if info.last_heartbeat > 0 else None,
         moment.ends.get((info.stage_id, info.replica_id), ""),
+        lease,
     )
 
 
@@ -186,11 +206,11 @@ _TONES: Final = {
 }
 
 
-def _state(info: ReplicaInfo, reports: HubReports | None) -> tuple[Tone, str]:
+def _state(info: ReplicaInfo, reports: HubReports | None, lease: LeaseTime | None, unlike: str) -> tuple[Tone, str]:
     """How a replica is drawn, and its state in words: the record's, what hubs see, what an operator wants of it."""
     tone, words = _TONES[info.status], [info.status.value]
     if info.status is ReplicaStatus.STARTING and info.phase:
-        words[0] += f" {one_line(info.phase)} {info.progress:.0%}" if info.progress else f" {one_line(info.phase)}"
+        words[0] += f" {info.progress:.0%} {one_line(info.phase)}" if info.progress else f" {one_line(info.phase)}"
     troubles = () if reports is None else reports.troubles.get((info.stage_id, info.replica_id), ())
     if troubles:
         tone = Tone.BAD
@@ -201,8 +221,14 @@ def _state(info: ReplicaInfo, reports: HubReports | None) -> tuple[Tone, str]:
     if not info.leased:
         tone = Tone.BAD
         words.append("no lease")
+    if lease is not None and lease.left_s < _LEAST_LEFT * lease.ttl_s:
+        tone = Tone.BAD
+        words.append("not renewed")
     if info.cordoned:
         words.append("cordoned")
+    if unlike:
+        tone = Tone.WARN if tone is Tone.GOOD else tone
+        words.append(unlike)
     if info.weight != 1:
         words.append(f"weight {info.weight:g}")
     if tone is Tone.GOOD and not info.takes_new_work:
@@ -300,6 +326,12 @@ def _age(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else age(seconds)
 
 
+def _lease(row: ReplicaRow) -> str:
+    if not row.info.leased:
+        return "none"
+    return UNKNOWN if row.lease is None else age(row.lease.left_s)
+
+
 _NONE: Final = ""
 _COLUMNS: Final = (
     Column("replica", 9, False, lambda row: f"  {row.name}", lambda group: f"stage {group.stage_id}"),
@@ -309,7 +341,8 @@ _COLUMNS: Final = (
     Column("rate", 6, True, lambda row: rate(row.pace.per_s), lambda group: rate(group.pace.per_s)),
     Column("p50", 6, True, lambda row: length(row.pace.p50_s), lambda group: length(group.pace.p50_s)),
     Column("p99", 6, True, lambda row: length(row.pace.p99_s), lambda group: length(group.pace.p99_s)),
-    Column("written", 7, True, lambda row: _age(row.written_s), lambda _: _NONE),
+    Column("lease", 5, True, _lease, lambda _: _NONE),
+    Column("wrote", 6, True, lambda row: _age(row.written_s), lambda _: _NONE),
     # These only where there is room.
     Column("last end", 12, False, lambda row: row.last_end or UNKNOWN, lambda _: _NONE),
     Column("version", 10, False, lambda row: row.info.version or UNKNOWN, lambda _: _NONE),
@@ -317,7 +350,7 @@ _COLUMNS: Final = (
     Column("device", 8, False, lambda row: row.info.device or UNKNOWN, lambda _: _NONE),
 )
 #: How many of them are shown on every terminal.
-_ALWAYS: Final = 7
+_ALWAYS: Final = 8
 #: What has more to say takes what is left, in this order, up to so much.
 _GROW: Final = (("state", 34), ("last end", 24), ("host", 24), ("state", 60))
 
@@ -365,6 +398,9 @@ def headline(moment: Moment, choice: Choice, namespace: str, problem: str = "") 
         fresh,
         f"by {choice.order}{' reversed' if choice.reverse else ''}",
     ]
+    left = sum(word == _OTHER_DOCUMENT for word in _unlike(view).values())
+    if left:
+        parts.append(f"rollout: {left} of {len(view.replicas)} left")
     if traffic.hubs < traffic.known:
         parts.append(f"rates of {traffic.hubs} of {traffic.known} hubs")
     if choice.needle.strip():

@@ -20,7 +20,7 @@ from omni_discovery.commands.top.dialogs import (
     parse_weight,
     plain,
 )
-from omni_discovery.commands.top.pages import NO_REQUESTS, history_lines, request_line, time_of_day
+from omni_discovery.commands.top.pages import NO_REQUESTS, history_lines, replica_title, request_line, time_of_day
 from omni_discovery.commands.top.rows import Choice, columns, event_line, fitted, groups, headline
 from omni_discovery.commands.top.source import ended
 from omni_discovery.errors import OmniError
@@ -55,7 +55,8 @@ class TopApp(App[None]):
     ConfirmDialog, WeightDialog { align: center middle; }
     .dialog { width: 64; max-width: 100%; height: auto; border: solid ansi_default; padding: 0 1; }
     .bar, #head, #titles, #note, #keys { height: 1; }
-    OptionList, OptionList:focus { height: 1fr; background: ansi_default; background-tint: ansi_default 0%; }
+    OptionList { height: 1fr; scrollbar-size-vertical: 1; }
+    OptionList, OptionList:focus { background: ansi_default; background-tint: ansi_default 0%; }
     OptionList > .option-list--option-highlighted, OptionList:focus > .option-list--option-highlighted {
         text-style: reverse; background: ansi_default; color: ansi_default;
     }
@@ -83,7 +84,7 @@ class TopApp(App[None]):
     def __init__(self, source: TopSource, namespace: str) -> None:
         super().__init__(ansi_color=True)
         self.theme = "ansi-dark"
-        self._source = source
+        self.source = source
         self._namespace = namespace
         self._choice = Choice()
         #: The replicas that are shown, by name, and all lines' names from above.
@@ -102,7 +103,7 @@ class TopApp(App[None]):
 
     def on_mount(self) -> None:
         """Start, and draw anew now and then."""
-        self._source.start()
+        self.source.start()
         self._note(f"which replica: ↑ ↓ · waiting for etcd · namespace {self._namespace}")
         self.query_one("#rows").focus()
         self.set_interval(_TURN_S, self.draw)
@@ -110,7 +111,7 @@ class TopApp(App[None]):
 
     async def on_unmount(self) -> None:
         """Stop what was started."""
-        await self._source.close()
+        await self.source.close()
 
     def on_resize(self) -> None:
         """Draw for another width."""
@@ -120,16 +121,21 @@ class TopApp(App[None]):
 
     def draw(self) -> None:
         """Show what there is now. Other screens above this one stay as they are."""
-        moment, width = self._source.moment(), self.size.width
+        moment, width = self.source.moment(), self.size.width
         base = self.screen_stack[0] if self.screen_stack else None
         if base is None or not width or not base.query("#rows"):
             return
-        chosen, found = columns(width), groups(moment, self._choice)
-        head = headline(moment, self._choice, self._namespace, self._source.problem)
+        rows, found = base.query_one("#rows", OptionList), groups(moment, self._choice)
+        # Where there are more rows than lines, the bar that says so takes one column.
+        lines = sum(1 + len(group.rows) for group in found)
+        chosen = columns(width - (lines > rows.size.height))
+        head = headline(moment, self._choice, self._namespace, self.source.problem)
         base.query_one("#head", Static).update(plain(_cut(head, width), "bold"))
         titles = " ".join(fitted(each.title, each) for each in chosen)
         base.query_one("#titles", Static).update(plain(titles.rstrip(), "underline"))
-        self._draw_rows(base.query_one("#rows", OptionList), found, chosen)
+        self._draw_rows(rows, found, chosen)
+        top = int(rows.scroll_offset.y)
+        self.source.in_sight = [name for name in self._names[top : top + rows.size.height] if name in self._rows]
         base.query_one("#events", Static).update(self._events(width))
         base.query_one("#keys", Static).update(_keys(width))
         if moment.view.revision and self._note_is_first:
@@ -161,7 +167,7 @@ class TopApp(App[None]):
         return "" if at is None or at >= rows.option_count else str(rows.get_option_at_index(at).id)
 
     def _events(self, width: int) -> Text:
-        newest = list(self._source.events.newest_first())[:5]
+        newest = list(self.source.events.newest_first())[:5]
         if not newest:
             return plain("no event since this screen was opened", "dim")
         text = Text()
@@ -194,7 +200,7 @@ class TopApp(App[None]):
             self._note(f"replica {info.name} is left as it is")
             return
         self._note(f"{action} {info.name}: waiting for its answer")
-        self._note(await ended(self._source.carry_out(info, action, weight)))
+        self._note(await ended(self.source.carry_out(info, action, weight)))
         self.draw()
 
     async def _is_sure(self, info: ReplicaInfo, action: OperatorAction, weight: float | None) -> bool:
@@ -203,7 +209,7 @@ class TopApp(App[None]):
         if not takes_away:
             return True
         try:
-            is_last = await self._source.is_last(info)
+            is_last = await self.source.is_last(info)
         except OmniError as error:
             self._note(f"not done: {error}")
             return False
@@ -244,21 +250,21 @@ class TopApp(App[None]):
         width = self.size.width - 2
         self._note(f"reading the history of {info.name}")
         try:
-            lives = await self._source.lives_of(info)
+            lives = await self.source.lives_of(info)
         except OmniError as error:
             self._note(f"not known: {error}")
             return
-        lines = history_lines(lives, self._source.events.newest_first(), info.name, width)
-        lines += await self._source.why(info, width)
+        lines = history_lines(lives, self.source.events.newest_first(), info.name, width)
+        lines += await self.source.why(info, width)
         self._note("")
-        await self.push_screen_wait(TextPage(f"replica {info.name}, epoch {info.epoch}", lines))
+        await self.push_screen_wait(TextPage(_cut(replica_title(info), width), lines))
 
     def action_slowest(self) -> None:
         """Show the requests that took longest, and the way of the one that is chosen."""
         self.run_worker(self._show_slowest())
 
     async def _show_slowest(self) -> None:
-        found, width = self._source.slowest(), self.size.width - 2
+        found, width = self.source.slowest(), self.size.width - 2
         if not found:
             await self.push_screen_wait(TextPage("the slowest requests", [NO_REQUESTS]))
             return
@@ -269,7 +275,7 @@ class TopApp(App[None]):
             if at is None:
                 return
             name = found[at].request_id
-            way = await self._source.receipt(name, width)
+            way = await self.source.receipt(name, width)
             await self.push_screen_wait(TextPage(f"request {found[at].shown_id or name}", way))
 
     def action_sort(self) -> None:

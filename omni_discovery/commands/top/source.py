@@ -31,7 +31,7 @@ from omni_discovery.view.watcher import Watcher
 if TYPE_CHECKING:
     from omni_discovery.commands.history_log import Life
     from omni_discovery.commands.operate import OperatorAction
-    from omni_discovery.kv import KVStore
+    from omni_discovery.kv import KVStore, LeaseTime
     from omni_discovery.records.schema import ReplicaInfo
     from omni_discovery.view.table import Delta, ReplicaId, View
 
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 _BEATS_S: Final = 1.0
 _HUBS_S: Final = 2.0
 _PAST_S: Final = 5.0
+#: How often etcd is asked what a lease has left: so often for one lease, and for one after the other so much apart,
+#: which bounds what a screen asks for, however many replicas there are.
+_LEASES_S: Final = 2.0
+_LEASE_S: Final = 0.1
+_MOST_LEASES: Final = 100
 #: Requests that a hub is asked for each time: it decodes as many.
 MOST_LINES: Final = 200
 _MOST_SLOW: Final = 50
@@ -71,11 +76,14 @@ class TopSource:
         self._past_is_old = asyncio.Event()
         self._past_is_old.set()
         self.problem = ""
+        #: The names of the replicas on the screen: the leases of no others are asked for.
+        self.in_sight: Sequence[str] = ()
+        self._leases: dict[int, LeaseTime] = {}
 
     def start(self) -> None:
         """Begin to watch and to ask; returns at once."""
         self._watcher.start()
-        each = (self._follow_beats, self._follow_hubs, self._follow_past)
+        each = (self._follow_beats, self._follow_hubs, self._follow_past, self._follow_leases)
         self._tasks = [asyncio.create_task(follow(), name=f"top-{follow.__name__}") for follow in each]
 
     async def close(self) -> None:
@@ -90,7 +98,7 @@ class TopSource:
         """All that the rows are made of, now."""
         view = self._table.snapshot()
         reports = None if self._beats is None else read_reports(view, self._beats)
-        return Moment(view, time.time(), reports, self._traffic, self._ends())
+        return Moment(view, time.time(), reports, self._traffic, self._ends(), self._leases)
 
     def _ends(self) -> dict[ReplicaId, str]:
         return {(life.stage_id, life.replica_id): life.short_end for life in self._lives if life.is_gone}
@@ -144,6 +152,30 @@ class TopSource:
             except RegistryError:
                 self._past_is_old.set()
             await asyncio.sleep(_PAST_S)
+
+    async def _follow_leases(self) -> None:
+        """Ask what the leases in sight have left, one after the other."""
+        while True:
+            began_s = time.monotonic()
+            by_name = {info.name: info for info in self._table.snapshot().replicas.values()}
+            seen = [by_name[name] for name in self.in_sight[:_MOST_LEASES] if name in by_name]
+            asked = [info.lease_id for info in seen if info.lease_id]
+            self._leases = {lease_id: self._leases[lease_id] for lease_id in asked if lease_id in self._leases}
+            try:
+                for lease_id in asked:
+                    await self._ask_lease(lease_id)
+                    await asyncio.sleep(_LEASE_S)
+            except RegistryError:
+                # What it had left before is no news while etcd is away, and leases stand still.
+                self._leases = {}
+            await asyncio.sleep(max(_LEASE_S, _LEASES_S - (time.monotonic() - began_s)))
+
+    async def _ask_lease(self, lease_id: int) -> None:
+        left = await self._kv.lease_time(lease_id)
+        if left is None:
+            self._leases.pop(lease_id, None)
+        else:
+            self._leases[lease_id] = left
 
     async def _read_lives(self) -> list[Life]:
         past = await read_registry(self._kv, self._namespace)

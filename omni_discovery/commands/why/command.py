@@ -132,18 +132,28 @@ def hubs_to_ask(arguments: argparse.Namespace, urls: Sequence[str]) -> list[Ask]
     """Those that ``--hub`` names, else those of this user on this machine and at ``urls``. Raise ConfigError."""
     from functools import partial
 
-    from omni_discovery.receipts.asking import ask_process, ask_url, local_hubs
+    from omni_discovery.receipts.asking import HubUnaskableError, ask_process, ask_url, local_hubs
 
     token, ca_file = _token(arguments), arguments.admin_ca_file or ""
 
     def by_url(url: str) -> Ask:
         return lambda path: ask_url(url, path, token, ca_file)
 
+    def by_record(url: str) -> Ask:
+        def ask(path: str) -> dict[str, Any]:
+            try:
+                return ask_url(url, path, token, ca_file)
+            except ConfigError as error:
+                # One record that is wrong must not keep the other hubs from being asked.
+                raise HubUnaskableError(f"a hub's record can't be used: {error}") from error
+
+        return ask
+
     if arguments.hub:
         return [by_url(url) for url in arguments.hub]
     folder, namespace = user_runtime_dir(), arguments.namespace
     asks: list[Ask] = [partial(ask_process, folder, namespace, pid) for pid in local_hubs(folder, namespace)]
-    return asks + [by_url(url) for url in urls]
+    return asks + [by_record(url) for url in urls]
 
 
 def _token(arguments: argparse.Namespace) -> str:

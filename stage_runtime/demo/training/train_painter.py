@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import time
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from stage_runtime.demo.training.digits import load_real_digits
+from stage_runtime.demo.training.steps import TrainingSteps
 from stage_runtime.demo.training.thinker_tokenizer import DIGITS, PAINT, build_tokenizer
 from stage_runtime.engines.painter.dit import ANY_DIGIT, WEIGHTS_FILE, DigitPainter, PainterConfig
 
@@ -61,21 +61,18 @@ def train(config: PainterConfig, steps: int) -> DigitPainter:
     average = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps, pct_start=0.05)
-    started_s, running = time.monotonic(), 0.0
-    for step in range(1, steps + 1):
-        chosen = torch.randint(len(images), (BATCH,), generator=generator)
-        loss = flow_loss(model, augment(images[chosen], generator), labels[chosen], generator)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        # A short memory at first: the average must not drag the untrained weights along.
-        _follow(average, model, min(AVERAGE_DECAY, step / (step + 10)))
-        running += loss.item()
-        if step % 100 == 0:
-            print(f"step {step}/{steps} loss {running / 100:.5f} {time.monotonic() - started_s:.0f} s", flush=True)
-            running = 0.0
+    with TrainingSteps(steps, every=100) as shown:
+        for step in range(1, steps + 1):
+            chosen = torch.randint(len(images), (BATCH,), generator=generator)
+            loss = flow_loss(model, augment(images[chosen], generator), labels[chosen], generator)
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            # A short memory at first: the average must not drag the untrained weights along.
+            _follow(average, model, min(AVERAGE_DECAY, step / (step + 10)))
+            shown.done(step, loss=loss.item())
     return average
 
 

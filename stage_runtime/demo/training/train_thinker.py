@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from stage_runtime.demo.training.junk import refusable
 from stage_runtime.demo.training.questions import training_question
+from stage_runtime.demo.training.steps import TrainingSteps
 from stage_runtime.demo.training.thinker_tokenizer import (
     CONTEXT_TOKENS,
     AnswerEncoder,
@@ -131,23 +131,20 @@ def train(model: LlamaForCausalLM, examples: Iterator[tuple[Tensor, Tensor]], pl
         torch.optim.AdamW(others, lr=plan.other_rate, weight_decay=0.0),
     ]
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _rate(step, plan)) for o in optimizers]
-    started_s, running = time.monotonic(), 0.0
     # The fused attention of torch is slower than the plain one here: its backward on a CPU takes half of a step.
     model.set_attn_implementation("eager")
     model.train()
-    for step, (inputs, labels) in zip(range(1, plan.steps + 1), examples, strict=False):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = answer_loss(model, inputs, labels)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        running += loss.item()
-        if step % 50 == 0:
-            print(f"step {step}/{plan.steps} loss {running / 50:.5f} {time.monotonic() - started_s:.0f} s", flush=True)
-            running = 0.0
+    with TrainingSteps(plan.steps, every=50) as shown:
+        for step, (inputs, labels) in zip(range(1, plan.steps + 1), examples, strict=False):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = answer_loss(model, inputs, labels)
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+            shown.done(step, loss=loss.item())
 
 
 def _rate(step: int, plan: Plan) -> float:

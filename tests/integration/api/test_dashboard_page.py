@@ -60,8 +60,9 @@ def row(page: Page, name: str) -> Any:
 
 
 def test_a_link_opens_it_and_the_token_is_nowhere_in_an_address(served: DashboardHub, watched: Watched) -> None:
-    page = watched.opened(served.link)
+    page = watched.opened(f"{served.link}&ask=what%20is%2026%20%2B%2048%3F")
     assert page.url == served.url
+    assert page.input_value("#prompt") == "what is 26 + 48?", "a link may bring a question, too"
     page.get_by_text("Nothing needs you.").wait_for()
     assert page.locator("#stages tbody tr").count() == 5
     assert page.locator("#graph").get_by_text("5 replicas").count() == 0

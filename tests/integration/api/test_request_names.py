@@ -74,7 +74,7 @@ def test_a_request_is_found_by_each_of_its_names(hub: Hub) -> None:
     assert headers["x-omni-replicas"] == "0/0"
     assert len(set(ours)) == 4
 
-    pattern = r"http\.request (.*) request=(\S+) x_request_id=(\S+) key=- replicas=(\S+)"
+    pattern = r"http\.request (.*) request=(\S+) trace=- x_request_id=(\S+) key=- replicas=(\S+)"
     wait_for("four lines", lambda: len(re.findall(pattern.replace("(.*)", "(.*/v1/.*)"), hub.text)) == 4)
     logged = {ours: (head, label, replicas) for head, ours, label, replicas in re.findall(pattern, hub.text)}
     assert [logged[each][1:] for each in ours] == [

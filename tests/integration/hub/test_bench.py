@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import ssl
 import subprocess
@@ -22,10 +23,12 @@ import pytest
 
 from omni_discovery.commands.bench import load
 from omni_discovery.commands.bench.client import BenchClient, HubUnloadableError
-from omni_discovery.commands.bench.command import BenchCommand
+from omni_discovery.commands.bench.command import BenchCommand, local_url
 from omni_discovery.commands.bench.figures import BenchSummary
 from omni_discovery.commands.bench.load import LoadRun
 from omni_discovery.commands.bench.plan import Asking, LoadPlan
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.records import keys
 from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
 from tests.support.processes import DEFAULTS, wait_for
@@ -45,7 +48,7 @@ KEY = "a-key-of-thirty-two-characters-x"
 #: The command in a process of its own.
 PROGRAM = """
 import argparse, sys
-from omni_discovery.commands.bench.command import BenchCommand
+from omni_discovery.commands.bench.command import BenchCommand, local_url
 command, parser = BenchCommand(), argparse.ArgumentParser()
 command.add_arguments(parser)
 sys.exit(command.run(parser.parse_args()))
@@ -117,6 +120,38 @@ def test_a_closed_loop_finds_the_hub_of_this_user_and_counts_what_it_answers(
     svg = (tmp_path / "plot.svg").read_text()
     # A dot for each first output, and one for each whole answer.
     assert (svg.count("h0"), svg.endswith("</svg>\n")) == (24, True)
+
+
+@pytest.mark.attack("N6")
+async def test_the_key_goes_to_no_address_that_a_record_names(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. somebody writes another address into this hub's record; 2. the command asks the hub itself where it is"""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(hub.folder))
+    parser = argparse.ArgumentParser()
+    BenchCommand().add_arguments(parser)
+    kv = EtcdKV(hub.endpoint)
+    try:
+        (item,) = (await kv.list(keys.hubs_prefix(hub.namespace))).items
+        record = json.loads(item.value)
+        forged = json.dumps({**record, "address": "http://127.0.0.1:9"}).encode()
+        await kv.put(item.key, forged, item.lease_id)
+        try:
+            assert local_url(parser.parse_args(["--namespace", hub.namespace])) == hub.url
+        finally:
+            await kv.put(item.key, item.value, item.lease_id)
+    finally:
+        await kv.close()
+
+
+def test_what_warms_up_is_sent_and_counts_nowhere(hub: Hub, bench: Bench, tmp_path: Path) -> None:
+    before = hub.metric("omni_hub_requests_total")
+    (tmp_path / "prompts").write_text("one\none two\none two three\n")
+    words = ["--warm-up", "2", "--requests", "3", "--prompt-file", str(tmp_path / "prompts")]
+    code, found = bench.figures(*words, "--out", str(tmp_path / "out.json"))
+    assert (code, found["answered"], found["warm_up"], found["first"]["count"]) == (0, 3, 2, 3)
+    wait_for("the hub's own count", lambda: hub.metric("omni_hub_requests_total") - before == 5)
+    # Its prompts are used up: no cache of prefixes makes the first answers quicker.
+    each = json.loads((tmp_path / "out.json").read_text())["each"]
+    assert [line["tokens"] for line in each] == [3, 1, 2]
 
 
 def test_an_open_loop_does_not_slow_down_with_the_hub_and_what_is_refused_stands_apart(bench: Bench) -> None:
@@ -213,6 +248,9 @@ def test_ctrl_c_on_a_terminal_gives_what_was_measured_so_far(hub: Hub) -> None:
     assert code == 130, text
     assert "whole answer" in text
     assert "these are the figures so far" in text
+    # What changes is drawn over, not left behind: there are two lines of it, of 80 columns at most.
+    shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", text)]
+    assert max(len(line) for line in shown if "p50" in line or "on their way" in line) <= 80
 
 
 def test_a_hub_that_asks_for_a_key_gets_the_one_of_the_environment_or_of_a_file(

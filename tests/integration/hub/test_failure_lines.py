@@ -25,9 +25,11 @@ from tests.support.hub_fakes import ONE_STAGE, QUICK, FakeReplica, collect, depl
 from tests.support.local_replica import LocalReplica
 from tests.support.processes import wait_for
 
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 HUB, REPLICA = "hub.orchestrator.failures", "stage_runtime.server.sessions"
 FIELDS = re.compile(
-    r"request\.failed request=(?P<request>\S+) stage=(?P<stage>\S+) replica=(?P<replica>\S+) attempt=(?P<attempt>\S+) "
+    r"request\.failed request=(?P<request>\S+) (?:trace=(?P<trace>\S+) )?stage=(?P<stage>\S+) "
+    r"replica=(?P<replica>\S+) (?:epoch=(?P<epoch>\d+) )?attempt=(?P<attempt>\S+) "
     r"kind=(?P<kind>\S+) cause=(?P<cause>.*)"
 )
 
@@ -91,6 +93,21 @@ async def test_twelve_requests_that_the_engine_fails_leave_twelve_lines_in_the_h
     assert {name_of(each) for each in here} <= {name_of(each) for each in there}
     assert (total(caplog, HUB), total(caplog, REPLICA)) == (12, 24)
     assert "secret" not in caplog.text
+
+
+async def test_a_failed_request_names_the_life_of_its_replica_and_its_clients_trace_in_both_logs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The hub does not trace: the trace is the client's. What names none is left out, and goes to no replica."""
+    async with serving(fail_on="FAIL") as omni:
+        for traceparent in (f"00-{TRACE_ID}-b7ad6b7169203331-01", f"00-{TRACE_ID}-b7ad6b7169203331-01 x", "00-0-0-01"):
+            headers = {"traceparent": traceparent}
+            await fail(omni, EngineFailedError, "FAIL", trace_headers=headers)
+        here, there = ([fields(text) for text in lines(caplog, log)] for log in (HUB, REPLICA))
+    assert [each["trace"] for each in here] == [TRACE_ID, None, None]
+    assert [each["trace"] for each in there] == [TRACE_ID, TRACE_ID, None, None, None, None]
+    for each in here + there:
+        assert each["epoch"] == str(70 + int(each["replica"].removeprefix("0/"))), "LocalReplica's epochs, see serving"
 
 
 async def test_a_storm_of_late_requests_is_summed_up_in_both_logs_and_none_is_missing(

@@ -7,6 +7,9 @@ import logging
 import os
 import re
 import signal
+import urllib.error
+import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,11 @@ from tests.support.hub import ECHO_PAIR, Hub
 from tests.support.hub_fakes import QUICK, FakeReplica, collect, running_hub, show, until
 from tests.support.processes import Child, wait_for
 
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+FAILING = """
+stages:
+  - {stage_id: 0, engine: echo, engine_args: {fail_on: FAIL}, final_output: text}
+"""
 DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (INFO |WARNING|ERROR) "
 #: A line of a replica that has registered, and the line with which it does.
 NAMED = re.compile(rf"\[replica (\d+/\d+)\] {DATE}")
@@ -126,6 +134,66 @@ def test_a_headless_stage_says_in_json_when_it_can_serve_and_each_line_is_an_obj
     assert {each["event"] for each in objects()} >= {"supervisor.draining", "replica.stopped", "supervisor.ended"}
 
 
+def test_json_lines_name_request_stage_replica_epoch_and_trace_and_each_transition_is_one_event(tmp_path: Path) -> None:
+    """1. a hub traces, to a collector that is not there, and one of its requests, in a trace of its client, fails
+    2. hub and replica name the same request, trace, stage, replica and epoch: what etcd has; so does the access log
+    3. one that names no trace is given one, the same in both
+    4. another life of the replica has another epoch in each of its lines; no transition is told twice
+    """
+    flags = ("--log-format", "json", "--access-log", "--otlp-traces-endpoint", "http://127.0.0.1:9")
+    hub = Hub.of_yaml(tmp_path, FAILING, *flags)
+
+    def objects() -> list[dict[str, Any]]:
+        whole, _, _ = hub.text.rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def named(event: str, count: int = 1) -> list[dict[str, Any]]:
+        hub.must_run()
+        # A hub registers, too.
+        found = [each for each in objects() if each["event"] == event and "/hubs/" not in str(each)]
+        return found if len(found) >= count else []
+
+    where = ("request", "trace", "stage", "replica", "epoch")
+    try:
+        (ready,) = wait_for("every stage to be ready", lambda: named("hub.ready"), 60.0)
+        (registered,) = named("registrar.registered")
+        body = json.dumps({"messages": [{"role": "user", "content": "FAIL"}]}).encode()
+        own = {"Content-Type": "application/json", "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
+        url = f"{ready['fields']['url']}/v1/chat/completions"
+        for headers in (own, {"Content-Type": "application/json"}):
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60)
+        failed = wait_for("the lines of hub and replica", lambda: named("request.failed", 4))
+        pids = (hub.process.pid, registered["fields"]["pid"])
+        here, there = ([each for each in failed if each["pid"] == pid] for pid in pids)
+        assert [[each[name] for name in where] for each in here] == [[each[name] for name in where] for each in there]
+        assert len({each["request"] for each in here}) == 2
+        assert here[0]["trace"] == TRACE_ID
+        assert re.fullmatch("[0-9a-f]{32}", here[1]["trace"])
+        assert here[1]["trace"] != TRACE_ID
+        assert {(each["stage"], each["replica"], each["epoch"]) for each in failed} == {(0, "0/0", registered["epoch"])}
+        asked = wait_for("the access log", lambda: named("http.request", 2))
+        names = [each["request"].partition("~")[0] for each in here]
+        assert [(each["request"], each.get("trace")) for each in asked] == [(names[0], TRACE_ID), (names[1], None)]
+        os.kill(registered["fields"]["pid"], signal.SIGKILL)
+        lives = [registered["epoch"], wait_for("another life", lambda: named("registrar.registered", 2))[1]["epoch"]]
+        wait_for("its session", lambda: named("replica.session_up", 2))
+        wait_for("it to serve", lambda: named("replica.ready", 2))
+    finally:
+        assert hub.stop() == []
+    assert lives[0] < lives[1]
+
+    def told(event: str) -> list[int]:
+        return [each["epoch"] for each in objects() if each["event"] == event and "/hubs/" not in str(each)]
+
+    for event in ("registrar.registered", "replica.attached", "replica.session_up", "replica.ready"):
+        assert told(event) == lives, event
+    assert lives[:1] == told("replica.session_down")[:1]
+    # A process that is killed says nothing more.
+    assert told("replica.stopped") == lives[1:]
+    assert Counter(told("replica.removed")).most_common(1)[0][1] == 1
+
+
 async def test_a_request_without_a_replica_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with running_hub(wait=False, config=replace(QUICK, pick_timeout_s=0.1)) as omni:
@@ -149,6 +217,7 @@ async def test_a_replica_that_is_lost_is_one_line(caplog: pytest.LogCaptureFixtu
             await until(lambda: "replica.no_session" in caplog.text, timeout_s=3.0)
     told = [record.getMessage() for record in caplog.records if "replica." in record.getMessage()]
     warnings = [line for line in told if line.startswith(("replica.session_down", "replica.no_session"))]
-    where = f"replica=0/0 addr={replica.info.input_addr} output_addr={replica.info.output_addr}: "
+    info = replica.info
+    where = f"replica=0/0 epoch={info.epoch} addr={info.input_addr} output_addr={info.output_addr}: "
     assert len(warnings) == 1, warnings
     assert warnings[0].startswith(f"replica.session_down {where}")

@@ -14,7 +14,7 @@ from tests.support.processes import DEFAULTS, OMNI
 from tests.support.registry import etcdctl
 from tests.support.terminal import on_terminal
 
-LISTINGS = (["replicas"], ["hubs"], ["history"], ["doctor"], ["key", "list"], ["pipeline", "show"])
+LISTINGS = (["replicas"], ["hubs"], ["history"], ["doctor"], ["status"], ["key", "list"], ["pipeline", "show"])
 #: Control sequences that set a colour; bold and dim are none.
 COLOUR = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
 
@@ -43,6 +43,16 @@ def test_each_prints_an_object_a_line_with_json(filled: list[str], tmp_path: Pat
         lines = [json.loads(line) for line in ended.stdout.splitlines()]
         assert lines, (words, ended.stderr)
         assert all(isinstance(line, dict) for line in lines), words
+
+
+def test_none_writes_control_characters_into_a_pipe(filled: list[str], tmp_path: Path) -> None:
+    """Also where its environment is that of a terminal with colours."""
+    terminal = {**environment(), "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    for words in LISTINGS:
+        ended = subprocess.run([*OMNI, *words, *filled], capture_output=True, cwd=tmp_path, env=terminal, check=False)
+        shown = (ended.stdout + ended.stderr).decode()
+        assert len(shown) > 20, words
+        assert all(char.isprintable() or char == "\n" for char in shown), (words, shown)
 
 
 def environment() -> dict[str, str]:

@@ -127,6 +127,13 @@ async def test_who_may_not_see_the_api_keys_sees_all_else(secured: EtcdServer, r
         async with contextlib.aclosing(plain.watch(f"{whole}{API_KEYS}", 1)) as batches:
             with pytest.raises(RegistryDeniedError):
                 await anext(batches)
+        # omni top asks what a replica's lease has left.
+        lease_id = (await root.grant(30.0)).lease_id
+        await root.put(KEYS["replicas/"], b"1", lease_id)
+        left = await reader.lease_time(lease_id)
+        assert left is not None
+        assert left.ttl_s == 30.0
+        await root.put(KEYS["replicas/"], b"1")
         listing = await reader.list(whole)
         assert [item.key for item in listing.items] == sorted(set(KEYS.values()) - {KEYS["keys/"]})
         assert (await reader.summary(whole)).count == len(OPEN_FAMILIES)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
+from prometheus_client import generate_latest
 
 from hub.config import PoolOptions
 from hub.metrics import HubMetrics
-from hub.pool.versions import make_pools
+from hub.pool.stage_pool import StagePool
+from hub.pool.versions import Pools, make_pools
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.errors import RecordError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -55,3 +59,89 @@ def test_changes_of_the_view_are_counted_and_a_key_that_can_not_be_read_is_shown
     assert value(metrics, "omni_hub_view_unreadable_keys") == 0
     changes = ("added", "updated", "removed")
     assert [value(metrics, "omni_hub_view_changes_total", change=each) for each in changes] == [2, 1, 1]
+
+
+@pytest.mark.attack("N7")
+def test_a_length_that_no_stage_can_take_does_not_spoil_the_sum() -> None:
+    """Twice 1e308 would be infinite, and stay so until the hub is started again."""
+    metrics = HubMetrics()
+    for seconds in (2.0, 1e308, 1e308, float("inf"), float("nan"), -1.0, 3.0):
+        metrics.observe_stage(0, {"generate": seconds})
+    labels = {"stage": "0", "part": "generate"}
+    assert metrics.registry.get_sample_value("omni_hub_stage_seconds_sum", labels) == 5.0
+    assert metrics.registry.get_sample_value("omni_hub_stage_seconds_count", labels) == 2
+
+
+class Series:
+    """The metrics of a hub whose registry lists what the test says, at a time of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.metrics = HubMetrics(lambda: self.now_s)
+        self.pool = StagePool(0, RoundRobinBalancer(), now=lambda: self.now_s)
+        self.metrics.watch(Pools([self.pool]), lambda: False)
+
+    def register(self, replica_id: int) -> None:
+        addr = f"tcp://h:{replica_id}"
+        self.pool.core.upsert(
+            ReplicaInfo(addr, addr, 0, ReplicaStatus.UP, 0, 0.0, 0.0, replica_id, epoch=1), self.now_s
+        )
+
+    def leave(self, replica_id: int) -> None:
+        self.pool.core.remove(f"tcp://h:{replica_id}", self.now_s)
+
+    def fail(self, replica_id: int) -> None:
+        self.metrics.count_failure("0", f"0/{replica_id}", "EngineFailedError")
+
+    def shown(self) -> list[str]:
+        """The replicas with a series, as a scrape finds them."""
+        lines = generate_latest(self.metrics.snapshot()).decode().splitlines()
+        found = [line for line in lines if line.startswith("omni_hub_request_failures_total{")]
+        return [line.partition('replica="')[2].partition('"')[0] for line in found]
+
+
+@pytest.mark.attack("N5")
+def test_the_series_of_a_replica_goes_some_minutes_after_it_has_left() -> None:
+    """1. two replicas fail requests; 2. one leaves: its last value stays for a scrape or more; 3. minutes later it goes
+    4. one that comes back in between keeps its series
+    """
+    series = Series()
+    for replica_id in (1, 2, 3):
+        series.register(replica_id)
+        series.fail(replica_id)
+    series.metrics.count_failure("0", "", "DeadlineExceededError")
+    series.leave(2)
+    series.leave(3)
+    assert series.shown() == ["0/1", "0/2", "0/3", ""]
+    series.now_s = 500.0
+    series.register(3)
+    assert series.shown() == ["0/1", "0/2", "0/3", ""]
+    series.now_s = 601.0
+    assert series.shown() == ["0/1", "0/3", ""]
+
+
+@pytest.mark.attack("N5")
+def test_a_replica_that_comes_under_ever_new_ids_leaves_a_bounded_number_of_series() -> None:
+    """Whether anybody reads them or not: 5000 ids, one after the other, in less than the time that they are kept."""
+    series = Series()
+    series.register(0)
+    series.fail(0)
+    for replica_id in range(1, 5001):
+        series.register(replica_id)
+        series.fail(replica_id)
+        series.leave(replica_id)
+    stored = len(next(iter(series.metrics.failures.collect())).samples)
+    assert stored < 1200, "with a sample for when each was created"
+    shown = series.shown()
+    assert (len(shown), shown[0], shown[-1]) == (257, "0/0", "0/5000")
+
+
+@pytest.mark.attack("N5")
+async def test_a_snapshot_is_rendered_beside_the_loop_and_shows_the_moment_it_was_taken() -> None:
+    series = Series()
+    series.fail(1)
+    taken = series.metrics.snapshot()
+    series.fail(1)
+    text = (await asyncio.to_thread(generate_latest, taken)).decode()
+    assert 'omni_hub_request_failures_total{outcome="EngineFailedError",replica="0/1",stage="0"} 1.0' in text
+    assert text.count("# HELP omni_hub_replicas_registered ") == 1

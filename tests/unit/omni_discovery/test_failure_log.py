@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from omni_discovery.failure_log import Failure, FailureLog
+import pytest
+
+from omni_discovery.failure_log import Failure, FailureLog, trace_id
 from omni_discovery.logs.lines import parse_message
 
 FAILURE = Failure("r1~7", "0", "0/1", 2, "EngineFailedError", "it broke")
@@ -60,6 +62,28 @@ def test_a_client_with_a_key_is_named_by_the_keys_name() -> None:
     event, fields, _ = parse_message(*replace(FAILURE, label="mine", key="alice").message())
     assert (event, fields["x_request_id"], fields["key"], fields["stage"]) == ("request.failed", "mine", "alice", "0")
     assert " key=" not in line_of(FAILURE)
+
+
+def test_the_life_of_a_replica_and_the_trace_are_named_where_there_are_any() -> None:
+    line = line_of(replace(FAILURE, epoch=9, trace="0af7651916cd43dd8448eb211c80319c"))
+    assert "request=r1~7 trace=0af7651916cd43dd8448eb211c80319c stage=0 replica=0/1 epoch=9 attempt=2 " in line
+    assert "epoch" not in line_of(FAILURE)
+    assert "trace" not in line_of(FAILURE)
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "named"),
+    [
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "0af7651916cd43dd8448eb211c80319c"),
+        ("00-00000000000000000000000000000000-b7ad6b7169203331-01", ""),
+        ("00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01", ""),
+        ("00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01", ""),
+        ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 replica=9/9", ""),
+        ("", ""),
+    ],
+)
+def test_the_trace_of_a_header_is_its_id_or_none(traceparent: str, named: str) -> None:
+    assert trace_id(traceparent) == named
 
 
 def test_what_is_not_known_is_a_dash_and_a_companion_names_its_parent() -> None:

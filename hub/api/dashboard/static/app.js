@@ -8,7 +8,7 @@ import { showEvents, showNeeds, showNumbers } from "./lists.js";
 import { Live } from "./live.js";
 import { Replicas } from "./replicas.js";
 import { Requests } from "./requests.js";
-import { logIn, logOut, readSession, session, takeToken } from "./session.js";
+import { logIn, logOut, readSession, session, takeLink } from "./session.js";
 import { TryIt } from "./tryit.js";
 
 const LINKS = {
@@ -109,6 +109,7 @@ byId("log-out").addEventListener("click", async () => {
   await enter();
 });
 
-const token = takeToken();
+const { token, ask } = takeLink();
+byId("prompt").value ||= ask;
 if (token) await tryToken(token);
 await enter();

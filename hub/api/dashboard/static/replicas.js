@@ -32,6 +32,7 @@ export class Replicas {
     setText(wrong, [stage.failing, stage.able < stage.registered ? stage.why_absent : ""].filter(Boolean).join("; "));
     setClass(wrong, stage.able && !stage.failing ? "quiet" : "error");
     table.hidden = !stage.replicas.length;
+    setClass(table, session.can_kill ? "kills" : "");
     keyed(table.tBodies[0], stage.replicas, (replica) => `${replica.name}@${replica.epoch}`, (replica) => this.makeRow(replica),
       (row, replica) => this.updateRow(row, replica, session));
     setText(more, stage.more ? `and ${stage.more} more: omni replicas lists all` : "");

@@ -51,9 +51,11 @@ export async function logOut() {
   sessionStorage.removeItem(KEY);
 }
 
-// A link may bring the token behind '#', which browsers send to nobody. It is taken out of the address at once.
-export function takeToken() {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (token) history.replaceState(null, "", location.pathname);
-  return token;
+// A link may bring the token behind '#', which browsers send to nobody, and a question to begin with. Both are taken out
+// of the address at once.
+export function takeLink() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const link = { token: given.get("token"), ask: (given.get("ask") ?? "").slice(0, 200) };
+  if (link.token || link.ask) history.replaceState(null, "", location.pathname);
+  return link;
 }

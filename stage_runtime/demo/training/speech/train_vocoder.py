@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from torch.nn import functional
 from stage_runtime.demo.code2wav import AFTER, BEFORE, HOP, Code2Wav, overlapped
 from stage_runtime.demo.training.speech.codec import CODEBOOK, CODES, encode_corpus, make_codebook
 from stage_runtime.demo.training.speech.corpus import speak_corpus
+from stage_runtime.demo.training.steps import TrainingSteps
 from stage_runtime.demo.training.thinker_tokenizer import VOCAB_SIZE
 
 VOCODER_FOLDER: Final = Path(__file__).parents[2] / "vocoder"
@@ -57,25 +57,18 @@ def train(model: Code2Wav, sounds: list[Tensor], codes: list[Tensor], pitches: l
     rng = random.Random(_SEED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.05)
-    started_s, running, running_pitch = time.monotonic(), 0.0, 0.0
-    for step in range(1, steps + 1):
-        picked = [_piece(rng, sounds, codes, pitches, model.silence) for _ in range(_BATCH)]
-        sound, known, tones = (torch.stack(part) for part in zip(*picked, strict=True))
-        made, apart = sound_of(model, known, tones)
-        loss = spectral_loss(made, sound)
-        torch.autograd.backward(loss + 10 * apart)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        running += loss.item()
-        running_pitch += apart.item()
-        if step % 50 == 0:
-            took_s = time.monotonic() - started_s
-            print(
-                f"step {step}/{steps} loss {running / 50:.4f} pitch {running_pitch / 50:.4f} {took_s:.0f} s", flush=True
-            )
-            running = running_pitch = 0.0
+    with TrainingSteps(steps, every=50) as shown:
+        for step in range(1, steps + 1):
+            picked = [_piece(rng, sounds, codes, pitches, model.silence) for _ in range(_BATCH)]
+            sound, known, tones = (torch.stack(part) for part in zip(*picked, strict=True))
+            made, apart = sound_of(model, known, tones)
+            loss = spectral_loss(made, sound)
+            torch.autograd.backward(loss + 10 * apart)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            shown.done(step, loss=loss.item(), pitch=apart.item())
 
 
 def _piece(

@@ -21,7 +21,7 @@ from omni_discovery.errors import ConfigError, EngineFailedError
 LINE = re.compile(
     r"http\.request method=(?P<method>\S+) path=(?P<path>\S+) status=(?P<status>\S+) duration_s=\d+\.\d{3} "
     r"bytes=(?P<bytes>\d+) pieces=(?P<pieces>\d+) complete=(?P<complete>\S+) request=(?P<request>\S+) "
-    r"x_request_id=(?P<label>\S+) key=- replicas=(?P<replicas>\S+)"
+    r"trace=- x_request_id=(?P<label>\S+) key=- replicas=(?P<replicas>\S+)"
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ import msgspec
 import pytest
 
 from hub.jobs.cipher import JobKeys, job_key_of
-from hub.jobs.errors import JobFileError, JobNotFoundError, JobsUnavailableError
+from hub.jobs.errors import JobFileError, JobNotFoundError, JobStoreUnavailableError, JobsUnavailableError
+from hub.jobs.files import JobFiles, SealedFile
 from hub.jobs.folder import JobFolder
 from hub.jobs.job import Client, JobBounds
 from hub.jobs.registry import JobRegistry
 from hub.jobs.service import JobService
-from hub.jobs.work import JobWork
+from hub.jobs.work import MOST_TRIES, JobWork
 from omni_discovery.clock import SystemClock
 from omni_discovery.errors import (
     EngineFailedError,
@@ -76,6 +77,29 @@ class SlyKV(FakeKV):
         return claim
 
 
+class AwayStore(JobFolder):
+    """Does not answer the next calls, as many as ``away``, to read or write files whose names end so."""
+
+    def __init__(self, scene: Scene, ending: str, away: int) -> None:
+        super().__init__(scene.place / "store", "team")
+        self.ending, self.away = ending, away
+
+    def write_sealed(self, job: JobRecord, part: str, sealed: Sequence[bytes]) -> None:
+        self._answer(part)
+        super().write_sealed(job, part, sealed)
+
+    def open_sealed(self, job: JobRecord, part: str, most_bytes: int) -> SealedFile:
+        self._answer(part)
+        return super().open_sealed(job, part, most_bytes)
+
+    def _answer(self, part: str) -> None:
+        if self.away and part.endswith(self.ending):
+            self.away -= 1
+            error = JobStoreUnavailableError("the job store can't be reached")
+            error.retry_after_s = 0.05
+            raise error
+
+
 class Hub:
     """One hub: its jobs, and what the test has made of the work that it was given."""
 
@@ -87,10 +111,10 @@ class Hub:
         self.go = asyncio.Event()
         self.errors: list[Exception] = []
         self.stages = (1, 2)
-        self.folder = more.pop("folder", None) or JobFolder(scene.place / "store", "team", KEYS)
+        store = more.pop("store", None) or JobFolder(scene.place / "store", "team")
         self.jobs = JobService(
             JobRegistry(scene.kv, "team", name, lambda: self.lease_id),
-            self.folder,
+            JobFiles(store, "team", more.pop("secrets", KEYS)),
             self._make,
             more.pop("bounds", JobBounds()),
             keeps=more.pop("keeps", False),
@@ -357,9 +381,45 @@ async def test_a_video_that_can_not_be_read_is_an_error_before_its_first_byte(sc
         await one.jobs.content(record)
 
 
+@pytest.mark.parametrize("ending", ["request", "video"])
+async def test_a_job_waits_for_a_store_that_is_away(scene: Scene, ending: str) -> None:
+    """By the rule of requests whose stages have no place: with growing pauses, and the video is not made again."""
+    asking = await scene.hub("asking", can_serve=lambda: False)
+    one = await scene.hub("one", store=AwayStore(scene, ending, away=3))
+    one.go.set()
+    record = await scene.is_at(await asking.ask(), *DONE)
+    assert (record.state, record.claims, len(one.begun)) == (JobState.COMPLETED, 1, 1)
+    assert await content_of(asking, record.job_id) == b"a cat in the rain by one"
+
+
+async def test_a_job_whose_store_stays_away_fails_and_another_hub_says_why(scene: Scene) -> None:
+    """Its error's text is written once more at its end: here the store is back by then."""
+    asking = await scene.hub("asking", can_serve=lambda: False)
+    one = await scene.hub("one", store=AwayStore(scene, "video", away=MOST_TRIES))
+    one.go.set()
+    record = await scene.is_at(await asking.ask(), *DONE)
+    assert (record.state, record.error) == (JobState.FAILED, "job_store_failed")
+    assert await asking.jobs.error_text(record) == "the job store can't be reached"
+
+
+async def test_clients_are_told_that_the_store_is_away_and_keep_their_jobs(scene: Scene) -> None:
+    """1. a new job is refused, and there is none; 2. what is completed stays; its file can be had once it is back"""
+    store = AwayStore(scene, "", away=1)
+    one = await scene.hub("one", store=store)
+    one.go.set()
+    with pytest.raises(JobStoreUnavailableError):
+        await one.ask()
+    assert await one.jobs.mine(NOBODY) == []
+    record = await scene.is_at(await one.ask(), JobState.COMPLETED)
+    store.away = 1
+    with pytest.raises(JobStoreUnavailableError):
+        await one.jobs.content(record)
+    assert await content_of(one, record.job_id) == b"a cat in the rain by one"
+
+
 async def test_a_hub_does_not_claim_what_it_has_no_key_for(scene: Scene) -> None:
     other = JobKeys((job_key_of(b"\2" * 32),))
-    one = await scene.hub("one", folder=JobFolder(scene.place / "store", "team", other))
+    one = await scene.hub("one", secrets=other)
     one.go.set()
     theirs = Hub(scene, "two")
     job_id = await theirs.ask()
@@ -486,8 +546,8 @@ async def test_without_etcd_nothing_is_known_and_what_runs_is_told_later(scene: 
 
 @asynccontextmanager
 async def keeping(scene: Scene, name: str) -> AsyncIterator[Hub]:
-    folder = JobFolder(scene.place / name, "team", JobKeys((job_key_of(name[:1].encode() * 32),)))
-    hub = await scene.hub(name, keeps=True, folder=folder)
+    secrets = JobKeys((job_key_of(name[:1].encode() * 32),))
+    hub = await scene.hub(name, keeps=True, store=JobFolder(scene.place / name, "team"), secrets=secrets)
     hub.go.set()
     yield hub
 

@@ -40,7 +40,8 @@ def run_of(stage_id: int, *phases: Phase, attempt: int = -1, failure: RequestErr
 
 def active_of(*runs: StageRun, parent_id: str = "") -> Any:
     request = SimpleNamespace(request_id="r~1", parent_id=parent_id, label="", key="")
-    return SimpleNamespace(request=request, machine=SimpleNamespace(runs={run.stage_id: run for run in runs}))
+    machine = SimpleNamespace(runs={run.stage_id: run for run in runs})
+    return SimpleNamespace(request=request, machine=machine, trace_id="")
 
 
 DONE = (Phase.DISPATCHED, Phase.ACCEPTED, Phase.DONE)

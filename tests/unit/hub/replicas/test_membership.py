@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hub.config import OutOfSocketsError
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
-from hub.replicas.attach_limits import MOST_UNANSWERED
+from hub.replicas.attach_limits import AT_ONCE, MOST_UNANSWERED
+from hub.replicas.lost import LostReplicas
 from hub.replicas.membership import Membership, ViewChanged
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
@@ -89,12 +90,20 @@ class Scene:
         self.membership.review_members()
 
     def seen(self) -> object:
-        """All that can be told from outside."""
+        """All that can be told from outside; in one view, what is done to one address before another is open."""
+        told: dict[str, list[object]] = {}
+        for each in self.told:
+            assert isinstance(each, tuple)
+            told.setdefault(getattr(each[1], "input_addr", each[1]), []).append(each)
         pools = [
-            [(entry.info, entry.registered, entry.held, entry.pickable) for entry in pool.core.members.entries.values()]
+            {
+                addr: (entry.info, entry.registered, entry.held, entry.pickable)
+                for addr, entry in pool.core.members.entries.items()
+            }
             for pool in self.pools.values()
         ]
-        return (self.told, pools, self.membership.members(self.pools.keys()))
+        members = {(info.stage_id, info.input_addr): info for info in self.membership.members(self.pools.keys())}
+        return (told, pools, members)
 
     @property
     def next_review_s(self) -> float:
@@ -137,9 +146,12 @@ _steps = st.lists(
 @given(_steps)
 def test_the_short_way_through_a_view_leads_where_the_long_one_does(steps: list[tuple[str, Any, Any]]) -> None:
     """Records change, move to ports of others, come and go, the registry goes back, sessions and time pass."""
-    scenes, last = [Scene(), Scene()], View()
+    scenes = [Scene(), Scene()]
     records = {(key % 3, key): record(key % 3, key, key, key + 1) for key in range(4)}
-    epoch, revision, history, stale = 100, 0, 0, False
+    epoch, revision, history, stale = 100, 1, 0, False
+    last = View(dict(records), revision=1)
+    for scene in scenes:
+        scene.membership.apply(last, Delta())
     for verb, which, value in steps:
         key = (which % 3, int(which))
         epoch, revision = epoch + 1, revision + 1
@@ -176,6 +188,8 @@ def test_one_new_load_among_a_thousand_takes_a_short_way() -> None:
     scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(1000)}
     last = View(dict(records), revision=1)
     scene.membership.apply(last, Delta())
+    while "tcp://h:7" not in scene.membership.clients:
+        scene.membership.review_members()
     del scene.told[:]
     took_s = []
     with pytest.MonkeyPatch.context() as patch:
@@ -202,8 +216,8 @@ def test_a_delta_from_another_view_than_the_last_is_not_trusted() -> None:
     assert set(scene.membership.clients) == {"tcp://h:0", "tcp://h:1"}
 
 
-def test_views_of_changed_loads_that_are_merged_lead_the_short_way_and_others_the_long_one() -> None:
-    """1. two loads change in two views, seen as one; 2. a replica comes in the second: nothing may rely on its delta"""
+def test_views_that_are_merged_lead_the_short_way() -> None:
+    """1. two loads change in two views, seen as one; 2. a replica comes in a third"""
     records = {(0, each): record(0, each, each, each + 1) for each in range(3)}
     first = View(dict(records), revision=1)
     second = View({**records, (0, 0): replace(records[0, 0], queue_length=1)}, revision=2)
@@ -220,8 +234,108 @@ def test_views_of_changed_loads_that_are_merged_lead_the_short_way_and_others_th
     changed = merged.followed_by(ViewChanged(fourth, delta_of(third, fourth)))
     scene = Scene()
     scene.membership.apply(first, Delta())
-    scene.membership.apply(changed.view, changed.delta)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Membership, "_replace_all", lambda *_, **__: pytest.fail("the long way"))
+        scene.membership.apply(changed.view, changed.delta)
     assert [each.queue_length for each in scene.membership.members([0])] == [1, 2, 0, 0]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["load", "renew", "toggle", "move"]), st.integers(0, 3)), max_size=30))
+def test_views_that_are_merged_lead_where_each_of_them_does(steps: list[tuple[str, int]]) -> None:
+    """Records come, go, come back, move and change between two views that are applied."""
+    records = {(0, each): record(0, each, each, each + 1) for each in range(2)}
+    first = View(dict(records), revision=1)
+    scenes, merged, last = [Scene(), Scene()], ViewChanged(first, Delta(since_revision=1)), first
+    for scene in scenes:
+        scene.membership.apply(first, Delta())
+    for revision, (verb, which) in enumerate(steps, 2):
+        key = (0, which)
+        if verb == "toggle" and records.pop(key, None) is None:
+            records[key] = record(0, which, which, revision)
+        elif key in records:
+            changes = {
+                "load": {"queue_length": revision},
+                "renew": {"epoch": revision},
+                "move": {"input_addr": f"tcp://h:{100 + revision}"},
+            }
+            records[key] = replace(records[key], **changes.get(verb, {}))
+        view = View(dict(records), revision=revision)
+        merged, last = merged.followed_by(ViewChanged(view, delta_of(last, view))), view
+    assert merged.delta.since_revision == 1
+    scenes[0].membership.apply(merged.view, merged.delta)
+    scenes[1].membership.apply(merged.view, Delta())
+    for scene in scenes:
+        while len(scene.membership.clients) != len(records) or scene.membership.next_review_s is not None:
+            scene.now_s += 1.0
+            scene.membership.review_members()
+    assert scenes[0].seen() == scenes[1].seen()
+
+
+@pytest.mark.attack("N4")
+def test_a_record_that_comes_or_goes_among_thousands_takes_a_short_way() -> None:
+    """Whoever may write records makes each of them come and go as fast as etcd takes it."""
+    scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(5000)}
+    last = View(dict(records), revision=1)
+    scene.membership.apply(last, Delta())
+    looked_at: list[ReplicaInfo] = []
+    usual = Membership._is_ours
+    with pytest.MonkeyPatch.context() as patch:
+        for way in (Membership, "_replace_all"), (Membership, "check_mismatches"), (LostReplicas, "follow_view"):
+            patch.setattr(*way, lambda *_, **__: pytest.fail("the long way"))
+        patch.setattr(Membership, "_is_ours", lambda own, info: looked_at.append(info) or usual(own, info))
+        for number in range(20):
+            coming = record(0, 6000 + number, 6000 + number, 6000 + number)
+            records[0, 6000 + number] = coming
+            records.pop((0, 100 + number))
+            records[0, 7] = replace(records[0, 7], status=list(ReplicaStatus)[(number + 1) % 2])
+            view = View(dict(records), revision=2 + number)
+            delta, last = delta_of(last, view), view
+            scene.membership.apply(view, delta)
+            assert scene.membership.members([0])[-1] == coming
+    assert len(scene.membership.members([0])) == 5000
+    assert len(looked_at) == 2 * 20, "the one that came and the one that changed, each time"
+
+
+@pytest.mark.attack("N4")
+def test_a_few_replicas_are_connected_to_and_let_go_of_in_each_turn_of_the_loop(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. a hundred come in one view: a few are connected to at once, the others in the turns that follow
+    2. all go in one view: none is picked any more, and their clients are closed a few at a time; few have a line
+    """
+    caplog.set_level("INFO")
+    scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(100)}
+    first = View(records, revision=1)
+    scene.membership.apply(first, Delta())
+    for turn in range(1, 26):
+        assert len(scene.membership.clients) == AT_ONCE * turn
+        due_s = scene.membership.next_review_s
+        assert (due_s is None) == (turn == 25) or due_s == scene.now_s
+        scene.membership.review_members()
+    gone = View(revision=2)
+    scene.membership.apply(gone, delta_of(first, gone))
+    assert not scene.pools[0].core.members.entries
+    for turn in range(1, 26):
+        assert len(scene.membership.clients) == 100 - AT_ONCE * turn
+        scene.membership.review_members()
+    assert caplog.text.count("replica.removed ") == 32
+    assert "replica.removed_more count=68" in caplog.text
+
+
+@pytest.mark.attack("N4")
+def test_a_replica_that_comes_back_before_its_client_is_closed_keeps_it() -> None:
+    scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(8)}
+    first, gone = View(records, revision=1), View(revision=2)
+    scene.membership.apply(first, Delta())
+    scene.membership.review_members()
+    scene.membership.apply(gone, delta_of(first, gone))
+    again = View({(0, 7): replace(records[0, 7], epoch=20)}, revision=3)
+    scene.membership.apply(again, delta_of(gone, again))
+    while scene.membership.next_review_s is not None:
+        scene.membership.review_members()
+    assert attached(scene) == [(0, 7)]
+    assert ("close", records[0, 7]) not in scene.told
 
 
 class Registry:

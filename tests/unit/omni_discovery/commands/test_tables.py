@@ -86,12 +86,13 @@ def test_who_does_not_match_the_pipeline_in_force_is_marked_and_the_reason_is_sa
     text = "\n".join(lines)
     assert text.count("up ≠") == 2
     assert "≠ 0/0, 0/2: it runs another deploy document than the one in force" in text
+    assert "rollout: 2 of 3 replicas left to restart" in text
     assert all(len(line) <= 80 for line in lines), text
 
 
 def test_a_replica_that_starts_shows_how_far_it_is_and_how_the_one_before_ended() -> None:
     starting = info(0, ReplicaStatus.STARTING, phase="loading", progress=0.4, reason="died")
-    assert "starting loading 40% died" in replica_row(starting)
+    assert "starting 40% loading died" in replica_row(starting)
 
 
 def test_a_stage_that_nobody_serves_is_told() -> None:

@@ -32,18 +32,33 @@ def test_a_line_has_its_date_level_logger_event_fields_and_pid() -> None:
         "pid": 7,
         "stage": 0,
         "replica": "0/1",
-        "fields": {"epoch": 9, "after_s": 1.3},
+        "epoch": 9,
+        "fields": {"after_s": 1.3},
         "message": "it is gone",
     }
 
 
 def test_a_process_that_knows_its_replica_names_it_in_each_line() -> None:
     """What the line itself says is nearer: a hub's line about a replica names that one."""
-    process = {"pid": 7, "stage": 1, "replica": "1/0"}
-    assert line("lease.held lease=%x", 255, process=process)["replica"] == "1/0"
+    process = {"pid": 7, "stage": 1, "replica": "1/0", "epoch": 5}
+    own = line("lease.held lease=%x", 255, process=process)
+    assert (own["replica"], own["epoch"]) == ("1/0", 5)
     assert line("lease.held lease=%x", 255, process=process)["fields"] == {"lease": "ff"}
     about = line("hub.saw replica=%s", "0/3", process=process)
     assert (about["stage"], about["replica"], about["pid"]) == (0, "0/3", 7)
+    assert "epoch" not in about, "5 is not that of the other replica"
+
+
+def test_a_request_is_named_with_its_trace_and_what_is_not_known_is_left_out() -> None:
+    found = line("request.failed request=%s trace=%s replica=%s epoch=%d", "r", "0af7", "0/1", 9)
+    assert {name: found[name] for name in ("request", "trace", "stage", "replica", "epoch")} == {
+        "request": "r",
+        "trace": "0af7",
+        "stage": 0,
+        "replica": "0/1",
+        "epoch": 9,
+    }
+    assert "trace" not in line("http.request request=%s trace=%s", "r", "-")
 
 
 @pytest.mark.attack("C21")

@@ -70,5 +70,22 @@ def test_what_is_no_hub_is_told_with_what_would_be_right() -> None:
         ask_url(f"http://127.0.0.1:{port}", "/", "")
 
 
+@pytest.mark.attack("N7")
+@pytest.mark.parametrize(
+    "url", ["http://x:99999", "http://x:-1", "http://[::1", "http://a b:80", "http://x\x00:80", "https://", "x" * 9000]
+)
+def test_an_address_that_can_be_none_is_told_as_such_and_briefly(url: str) -> None:
+    """Whoever may write hubs' records may write any."""
+    with pytest.raises(ConfigError, match="right would be http://HOST:PORT") as caught:
+        ask_url(url, "/", "")
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.attack("N7")
+def test_a_name_that_no_host_can_have_does_not_answer() -> None:
+    with pytest.raises(HubUnaskableError, match="does not answer"):
+        ask_url("http://" + "\u0635" * 70 + ".example:80", "/", "")
+
+
 def test_what_a_user_types_is_no_path() -> None:
     assert path_of("requests", "../x?y", limit=3) == "/admin/requests/..%2Fx%3Fy?limit=3"

@@ -61,3 +61,13 @@ def test_last_words_are_no_wait_and_a_kind_of_a_later_release_is_one() -> None:
     ]
     assert waits_among(items, "n") == [later]
     assert last_words_among(items, "n") == [refused]
+
+
+@pytest.mark.attack("N7")
+@pytest.mark.parametrize("since", ["-1e308", "1e308", "-1.0", "1e11"])
+def test_a_wait_since_a_moment_that_no_clock_shows_is_not_shown(since: str) -> None:
+    """As an age it has hundreds of digits on the operator's screen."""
+    value = f'{{"host":"h","pid":1,"waits":[{{"who":"w","reason":"r","since":{since},"kind":"refused"}}]}}'.encode()
+    items = [KeyValue(keys.wait_key("default", "h-1"), value, 1, 1)]
+    assert last_words_among(items, "default") == []
+    assert len(last_words_among([KeyValue(items[0].key, value.replace(since.encode(), b"5.0"), 1, 1)], "default")) == 1

@@ -503,7 +503,7 @@ def test_a_failed_request_leaves_a_line_and_a_cancelled_one_only_at_its_deadline
     replica.delivers(Finished(replica.works()[-1].key, "abort"))
     replica.submit("d", attempt=1)
     replica.delivers(RequestFailed(replica.works()[-1].key, FailureKind.INVALID, "no such voice"))
-    where, late = "stage=0 replica=0/3", "the hub stopped the request at its deadline"
+    where, late = "stage=0 replica=0/3 epoch=7", "the hub stopped the request at its deadline"
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", f"request.failed request=a {where} attempt=0 kind=payload cause=the hand-off is gone"),
         ("WARNING", f"request.failed request=c {where} attempt=0 kind=deadline cause={late}"),

@@ -9,6 +9,7 @@ import pytest
 
 from hub.command import ServeCommand
 from hub.jobs.cipher import job_key_of
+from hub.jobs.config import MooncakeMaster
 from hub.jobs.job import JobBounds
 from hub.serve.flags import check_flags
 from hub.serve.jobs.flags import jobs_config
@@ -52,6 +53,24 @@ def test_each_flag_sets_its_part(keys: Path, tmp_path: Path) -> None:
     assert config.keys.has(job_key_of(b"\xcd" * 32).name)
     # Fewer than the usual share of one key: that is the share.
     assert jobs_config(parse("--max-jobs", "10")).bounds == JobBounds(10, 10)
+
+
+def test_a_url_is_a_mooncake_store(keys: Path) -> None:
+    store = ("--job-store", "mooncake://store-master.example:50051", "--job-key-file", str(keys))
+    arguments = parse(*store)
+    check_flags(arguments)
+    config = jobs_config(arguments)
+    assert config.store == MooncakeMaster("store-master.example", 50051)
+    assert str(config.store) == store[1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mooncake://m", "mooncake://m:0", "mooncake://m:65536", "mooncake://[::1]:1", "mooncake://m:1/x", "s3://m:1"],
+)
+def test_another_url_is_refused_and_no_folder(url: str) -> None:
+    with pytest.raises(ConfigError, match="a folder or mooncake://HOST:PORT is wanted"):
+        check_flags(parse("--job-store", url, "--job-key-file", "/a"))
 
 
 @pytest.mark.parametrize(

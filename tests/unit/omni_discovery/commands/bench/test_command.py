@@ -42,6 +42,7 @@ def test_a_duration_alone_has_no_number_of_requests() -> None:
         (["--concurrency", "0"], "--concurrency is 0; right would be 1 to 10000"),
         (["--max-in-flight", "10001"], "--max-in-flight is 10001"),
         (["--requests", "0"], "--requests is 0; right would be 1 or more"),
+        (["--warm-up", "-1"], "--warm-up is -1; right would be 0 or more"),
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--prompt-words", "0"], "--prompt-words is 0"),
         (["--modalities", "text,smell"], "'smell' is none; there are text, image, audio"),

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from omni_discovery.commands.bench.figures import ClientLoad, Seen, Tally, spread_of
-from omni_discovery.commands.bench.screen import live_line, shown_s, summary_lines
+from omni_discovery.commands.bench.screen import live_lines, shown_s, summary_lines
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,17 @@ def test_seconds_have_three_digits_and_their_unit(seconds: float, shown: str) ->
 
 
 def test_the_live_line_says_only_what_there_is() -> None:
-    assert live_line(2.0, 0, 0, 0, 3, []) == "    2 s  0 answered  3 on their way"
+    assert live_lines(2.0, 0, 0, 0, 3, []) == ("    2 s  0 answered  3 on their way", "")
     seen = [Seen(0.0, 0.0, 0.2, {"text": 0.1}, status=200), Seen(0.0, 0.0, 9.0, failure="cut off")]
-    line = live_line(2.0, 1, 4, 1, 0, seen)
-    assert "4 refused  1 failed" in line
-    assert "first p50 100 ms p99 100 ms  whole p50 200 ms p99 200 ms" in line
+    counts, latencies = live_lines(2.0, 1, 4, 1, 0, seen)
+    assert "4 refused  1 failed" in counts
+    assert latencies == "first p50 100 ms p99 100 ms  whole p50 200 ms p99 200 ms"
+
+
+def test_each_live_line_fits_into_80_columns_after_a_day_under_load() -> None:
+    seen = [Seen(0.0, 0.0, 1000.123, {"text": 999.987}, status=200)]
+    counts, latencies = live_lines(86_400.0, 9_999_999, 99_999, 99_999, 9999, seen)
+    assert (len(counts) <= 80, len(latencies) <= 72) == (True, True), "the second is indented"
 
 
 def test_the_figures_fit_into_80_columns() -> None:

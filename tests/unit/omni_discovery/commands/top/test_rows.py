@@ -22,6 +22,9 @@ from omni_discovery.commands.top.rows import (
     rate,
 )
 from omni_discovery.commands.top.traffic import Pace, Traffic
+from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.deploy.fingerprint import stage_fingerprints
+from omni_discovery.kv import LeaseTime
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageLoad, TroubleKind
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
@@ -72,7 +75,7 @@ def test_a_state_is_said_in_words_beside_its_colour() -> None:
         (Tone.WARN, "up, cordoned"),
         (Tone.WARN, "up, weight 0"),
         (Tone.GOOD, "up, weight 0.5"),
-        (Tone.QUIET, "starting loading 40%"),
+        (Tone.QUIET, "starting 40% loading"),
         (Tone.BAD, "error: out of memory"),
         (Tone.BAD, "up, no lease"),
     ]
@@ -81,6 +84,26 @@ def test_a_state_is_said_in_words_beside_its_colour() -> None:
 def test_what_hubs_see_of_a_replica_is_no_good_state() -> None:
     trouble = ReplicaTrouble(stage_id=0, replica_id=0, epoch=5, kind=TroubleKind.EJECTED)
     assert states(info(0, 0), health=HubHealth(troubles=[trouble])) == [(Tone.BAD, "up, ejected")]
+
+
+def test_what_a_lease_has_left_is_told_and_a_missed_renewal_in_words() -> None:
+    """A lease is renewed each third: of 10 s, 6 are left after one, and 3 only where the next two have not come."""
+    infos = [info(0, number, lease_id=number + 1) for number in range(3)] + [info(0, 3, leased=False)]
+    leases = {1: LeaseTime(6.0, 10.0), 2: LeaseTime(3.0, 10.0)}
+    [group] = groups(Moment(view(*infos), NOW, leases=leases), Choice())
+    [column] = [each for each in columns(80) if each.title == "lease"]
+    assert [column.of_replica(row) for row in group.rows] == ["6 s", "3 s", UNKNOWN, "none"]
+    assert [row.state for row in group.rows] == ["up", "up, not renewed", "up", "up, no lease"]
+    assert [row.tone for row in group.rows] == [Tone.GOOD, Tone.BAD, Tone.GOOD, Tone.BAD]
+
+
+def test_a_rollout_counts_down_what_still_runs_another_document() -> None:
+    right = stage_fingerprints(decode_deploy(DOCUMENT, ""))[0]
+    old, new = info(0, 0, fingerprint="0" * 16), info(0, 1, fingerprint=right)
+    moment = Moment(view(old, new, pipeline=DOCUMENT), NOW)
+    assert [row.state for row in groups(moment, Choice())[0].rows] == ["up, other document", "up"]
+    assert "rollout: 1 of 2 left" in headline(moment, Choice(), "n")
+    assert "rollout" not in headline(Moment(view(new, pipeline=DOCUMENT), NOW), Choice(), "n")
 
 
 def test_stages_are_groups_and_one_without_replicas_is_one_too() -> None:
@@ -156,7 +179,7 @@ def test_the_columns_fill_a_terminal_and_never_more(width: int) -> None:
     chosen = columns(width)
     used = sum(each.width for each in chosen) + len(chosen) - 1
     assert used <= width
-    assert [each.title for each in chosen[:7]] == ["replica", "state", "busy", "waits", "rate", "p50", "p99"]
+    assert [each.title for each in chosen[:8]] == ["replica", "state", "busy", "waits", "rate", "p50", "p99", "lease"]
 
 
 def test_what_is_not_known_is_a_dash() -> None:
@@ -164,7 +187,7 @@ def test_what_is_not_known_is_a_dash() -> None:
     [group] = groups(Moment(shown, NOW), Choice())
     cells = {each.title: each.of_replica(group.rows[0]) for each in columns(200)}
     unknown = {title for title, cell in cells.items() if cell == UNKNOWN}
-    assert unknown == {"rate", "p50", "p99", "written", "last end", "version", "host", "device"}
+    assert unknown == {"rate", "p50", "p99", "lease", "wrote", "last end", "version", "host", "device"}
     assert {each.title: each.of_stage(group) for each in columns(80)}["waits"] == UNKNOWN
 
 

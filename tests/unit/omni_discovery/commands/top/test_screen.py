@@ -18,6 +18,7 @@ import pytest
 
 from omni_discovery.commands.operate import Target
 from omni_discovery.commands.top import source
+from omni_discovery.commands.top.screen import TopApp
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageLoad
@@ -68,9 +69,14 @@ def moment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def kv() -> FakeKV:
+def clock() -> ManualClock:
+    return ManualClock(NOW)
+
+
+@pytest.fixture
+async def kv(clock: ManualClock) -> FakeKV:
     """Two stages of two; of the four, one is ejected, one cordoned, and one on its way up."""
-    kv = FakeKV(ManualClock(NOW))
+    kv = FakeKV(clock)
     await kv.put(keys.pipeline_key("n"), json.dumps(DOCUMENT).encode())
     usual: dict[str, Any] = {"capacity": 8, "version": "0.2.0", "registered_at": NOW - 600, "updated_at": NOW - 2}
     await put_replica(kv, "n", 0, 0, host="gpu-1", device="cuda:0", queue_length=3, pid=11, **usual)
@@ -118,7 +124,7 @@ async def answering(kv: FakeKV) -> AsyncIterator[None]:
 
 
 def is_whole(text: str) -> bool:
-    return "ejected" in text and "7.0 s" in text
+    return "ejected" in text and "7.0 s" in text and text.count(" 10 s") == 4
 
 
 def compare(name: str, text: str) -> None:
@@ -138,10 +144,46 @@ async def test_the_screen(kv: FakeKV, tmp_path: Path, size: tuple[int, int]) -> 
 
 async def test_without_a_hub_to_ask_rates_are_unknown_and_never_zero(kv: FakeKV, tmp_path: Path) -> None:
     async with shown(kv, tmp_path) as pilot:
-        text = await wait_shown(pilot, lambda text: "ejected" in text)
+        text = await wait_shown(pilot, lambda text: "ejected" in text and text.count(" 10 s") == 4)
     [row] = re.findall(r"^  0/0 .*$", text, re.MULTILINE)
-    assert row.split()[1:] == ["up", "3/8", "0", "-", "-", "-", "2", "s"]
+    assert row.split()[1:] == ["up", "3/8", "0", "-", "-", "-", "10", "s", "2", "s"]
     assert "rates of 0 of 1 hubs" in text
+
+
+async def test_the_lease_of_a_row_in_sight_is_what_etcd_says_of_it(
+    kv: FakeKV, clock: ManualClock, tmp_path: Path
+) -> None:
+    """1. 8 of 10 seconds pass without a renewal: two are left, and that is said in words, too
+    2. etcd is away: what it said before is not shown for news
+    """
+
+    def row(text: str) -> str:
+        return next(iter(re.findall(r"^  0/0 .*$", text, re.MULTILINE)), "")
+
+    async with shown(kv, tmp_path) as pilot:
+        await wait_shown(pilot, lambda text: " 10 s" in row(text))
+        await clock.advance(8.0)
+        text = await wait_shown(pilot, lambda text: " 2 s    2 s" in row(text))
+        assert "up, not renewed" in row(text)
+        kv.is_out = True
+        await wait_shown(pilot, lambda text: row(text).endswith(" -    2 s"))
+
+
+async def test_a_large_pool_costs_etcd_no_more_than_a_screen(kv: FakeKV, tmp_path: Path) -> None:
+    """200 replicas on 24 lines: the leases of those that can't be seen are not asked for."""
+    for replica_id in range(200):
+        await put_replica(kv, "n", 3, replica_id)
+    async with shown(kv, tmp_path) as pilot:
+        await wait_shown(pilot, lambda text: " 10 s" in text)
+        app = pilot.app
+        assert isinstance(app, TopApp)
+        assert "0/0" in app.source.in_sight
+        assert len(app.source.in_sight) < 24
+        await pilot.press("end")
+        await wait_shown(pilot, lambda _: "3/199" in app.source.in_sight and "0/0" not in app.source.in_sight)
+        text = await wait_shown(pilot, lambda text: re.search(r"^  3/199 .* 10 s", text, re.MULTILINE) is not None)
+        names = re.findall(r"^  (3/\d+) ", text, re.MULTILINE)
+        assert names == [f"3/{at}" for at in range(200 - len(names), 200)], "each row is one line"
 
 
 async def test_no_etcd_is_said_and_nothing_else_is_made_up(tmp_path: Path) -> None:
@@ -223,12 +265,13 @@ async def test_another_process_with_the_same_id_is_not_touched(kv: FakeKV, tmp_p
 
 async def test_h_opens_the_last_events_of_a_replica(kv: FakeKV, tmp_path: Path) -> None:
     await kv.delete(keys.replica_key("n", 0, 0))
-    await put_replica(kv, "n", 0, 0, host="gpu-1", pid=15, registered_at=NOW - 5)
+    await put_replica(kv, "n", 0, 0, host="gpu-1", pid=15, registered_at=NOW - 5, version="0.2.0", device="cuda:0")
     async with shown(kv, tmp_path, (120, 40)) as pilot:
         await wait_shown(pilot, lambda text: re.search(r"^  0/0 .*lost", text, re.MULTILINE) is not None)
         await pilot.press("h")
         text = await wait_shown(pilot, lambda text: "its processes, as omni history has them" in text)
         assert text.index("on gpu-1:15") < text.index("on gpu-1:11")
+        assert ", release 0.2.0, gpu-1, cuda:0" in text, "what a narrow table has no column for"
         await pilot.press("escape")
         await wait_shown(pilot, lambda text: "its processes" not in text)
 
