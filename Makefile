@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos attack fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos attack sim fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker
 
 attack: setup-test ## the attacks of docs/attacks.md on running processes, in minutes, with a table of what became of each
 	@$(BIN)/python -m pytest -p tests.support.attack_table -m attack -q --continue-on-collection-errors tests $(PYTEST_ARGS)
+
+sim: setup-test ## whole clusters on a virtual clock, from seeds: what breaks, shrunk (SEEDS=0:200, SEED=7 for one)
+	@$(BIN)/python -m tests.simulation --jobs $${JOBS:-2} $(if $(SEED),--seed $(SEED),--quiet --seeds $(or $(SEEDS),0:200))
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \

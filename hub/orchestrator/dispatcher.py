@@ -87,7 +87,9 @@ class Dispatcher:
             self.trials.forget(active.request.request_id, action.stage_id)
             return []
         if isinstance(step, GiveUp):
-            error = active.pools[action.stage_id].core.queue.unavailable_error()
+            core = active.pools[action.stage_id].core
+            is_avoiding = core.all_avoided(action.avoid)
+            error = core.queue.all_avoided_error() if is_avoiding else core.queue.unavailable_error()
             return [ev.StageUnavailable(action.stage_id, action.attempt, str(error))]
         cleared = [] if step.is_trial else [ev.FoundInnocent(action.stage_id, action.attempt)]
         event = self._dispatch(active, tried(action, step))

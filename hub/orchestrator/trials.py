@@ -134,7 +134,8 @@ class Trials:
         self._timer = None
         pools = {id(held.pool): held.pool for held in self.held.values()}
         for pool in pools.values():
-            healthy = Healthy(pool.core.healthy_addrs, pool.core.members.is_one_starting)
+            ejected = frozenset(addr for addr, each in pool.core.outliers.ejected.items() if each.pickable)
+            healthy = Healthy(pool.core.healthy_addrs, pool.core.members.is_one_starting, ejected)
             for step in pool.probation.due(healthy, pool.now()):
                 self._pass_on(pool, step)
         if any(len(pool.probation) for pool in pools.values()):

@@ -44,10 +44,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Healthy:
-    """A stage's replicas that take work, by input address, and whether another one is being started."""
+    """A stage's replicas that take work, by input address, and whether another one is being started.
+
+    ``ejected`` take work, too, where a request must go to none of ``addrs``.
+    """
 
     addrs: frozenset[str]
     is_another_starting: bool = False
+    ejected: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """No replica at all was healthy for as long as a request waits for one."""
+    """No replica that the request may go to was healthy for as long as a request waits for one."""
 
     request_id: str
 
@@ -175,8 +179,13 @@ class Probation:
 
     def _hopeless(self, healthy: Healthy, now_s: float) -> list[Try | GiveUp]:
         if healthy.addrs:
-            return []
-        late = [each for each in self._waiting.values() if now_s - each.since_s >= self.patience_s]
+            able = healthy.addrs | healthy.ejected
+            # Each of them has failed it: a pick would be refused at once, and the suspect would wait again at once.
+            late = [
+                each for each in self._waiting.values() if able <= set(each.avoid) and self._has_waited(each, now_s)
+            ]
+        else:
+            late = [each for each in self._waiting.values() if now_s - each.since_s >= self.patience_s]
         return [GiveUp(each.request_id) for each in late]
 
     def _next_trial(self, healthy: Healthy, now_s: float) -> Try | None:

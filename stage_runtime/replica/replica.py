@@ -138,6 +138,8 @@ class Replica:
         #: When loading started; the time spent in the readiness check doesn't count.
         self._load_started_s = time.monotonic()
         self._drain = Drain(config.ack_timeout_s)
+        #: Whether the server and the record know of the drain.
+        self._shows_drain = False
         #: The operator has drained this replica by its control key: it stays down.
         self._drained_by_key = False
         self._security_mismatches = SecurityMismatchLog("" if self._keys is None else self._keys.public)
@@ -166,34 +168,46 @@ class Replica:
         """Register, load, serve until the last request has ended; return the exit code."""
         exit_code = EXIT_DONE
         try:
-            self._server.start()
-            self._client = self._register()
-            reason = f"no progress for {self._config.stall_after_s:g} s with work in hand (--stall-after)"
-            self._publisher = StatusPublisher(
-                self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
-            )
-            self._publisher.start()
-            if self._sampler is not None:
-                self._sampler.start()
+            self._begin()
             self._load_engine()
             self._serve()
-        except _StoppedWhileLoadingError:
-            logger.info("replica.stopped_while_loading stage=%d", self._config.stage_id)
-            self._describe(reason=DRAINED_BY_OPERATOR if self._drained_by_key else "")
-        except ConfigError as error:
-            exit_code = EXIT_CONFIG
-            logger.error("replica.misconfigured stage=%d reason=%s", self._config.stage_id, error)
-            self._fail(str(error))
-        except EngineDeadError as error:
-            exit_code = EXIT_FAILED
-            reason = describe_failure(error.__cause__) if error.__cause__ else str(error)
-            logger.error("replica.engine_dead stage=%d reason=%s", self._config.stage_id, reason)
-            self._fail(f"the engine died: {reason}")
-        except Exception as error:
-            exit_code = EXIT_FAILED
-            logger.exception("replica.failed stage=%d", self._config.stage_id)
-            self._fail(describe_failure(error))
+        except (Exception, _StoppedWhileLoadingError) as error:  # noqa: BLE001 - it is logged there
+            exit_code = self._end_by(error)
         return EXIT_DRAINED if self._drained_by_key else exit_code
+
+    def _begin(self) -> None:
+        """Open the sockets to hubs, and register as starting."""
+        self._server.start()
+        self._client = self._register()
+        reason = f"no progress for {self._config.stall_after_s:g} s with work in hand (--stall-after)"
+        self._publisher = StatusPublisher(
+            self._client, self._take_snapshot, self._config.stage_id, reason, write_status=self._write_status
+        )
+        self._publisher.start()
+        if self._sampler is not None:
+            self._sampler.start()
+
+    def _end_by(self, error: BaseException) -> int:
+        """Log and publish why the replica ends; return the exit code."""
+        stage_id = self._config.stage_id
+        match error:
+            case _StoppedWhileLoadingError():
+                logger.info("replica.stopped_while_loading stage=%d", stage_id)
+                self._describe(reason=DRAINED_BY_OPERATOR if self._drained_by_key else "")
+                return EXIT_DONE
+            case ConfigError():
+                logger.error("replica.misconfigured stage=%d reason=%s", stage_id, error)
+                self._fail(str(error))
+                return EXIT_CONFIG
+            case EngineDeadError():
+                reason = describe_failure(error.__cause__) if error.__cause__ else str(error)
+                logger.error("replica.engine_dead stage=%d reason=%s", stage_id, reason)
+                self._fail(f"the engine died: {reason}")
+                return EXIT_FAILED
+            case _:
+                logger.error("replica.failed stage=%d", stage_id, exc_info=error)
+                self._fail(describe_failure(error))
+                return EXIT_FAILED
 
     def _register(self) -> RecordPublisher:
         config = self._config
@@ -281,27 +295,30 @@ class Replica:
         os._exit(EXIT_FAILED)
 
     def _serve(self) -> None:
-        is_draining = False
         while self._lifecycle.state in (LifeState.READY, LifeState.DRAINING):
             self._loop.turn()
-            self._readiness.check_again()
-            if self._lifecycle.state is not LifeState.DRAINING:
-                continue
-            if not is_draining:
-                is_draining = True
-                self._server.state_changed()
-                if self._drained_by_key:
-                    self._describe(reason=DRAINED_BY_OPERATOR)
-            knows_hubs = self._client is not None and self._client.awaited_hubs is not None
-            match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
-                case Verdict.GIVE_UP:
-                    self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
-                    self._lifecycle.handle(WorkFinished())
-                case Verdict.DONE:
-                    self._warn_of_unacknowledged_drain()
-                    self._lifecycle.handle(WorkFinished())
-                case Verdict.WAIT:
-                    continue
+            self._after_turn()
+
+    def _after_turn(self) -> None:
+        """Show what is wrong with hand-offs; while draining, see whether that is over."""
+        self._readiness.check_again()
+        if self._lifecycle.state is not LifeState.DRAINING:
+            return
+        if not self._shows_drain:
+            self._shows_drain = True
+            self._server.state_changed()
+            if self._drained_by_key:
+                self._describe(reason=DRAINED_BY_OPERATOR)
+        knows_hubs = self._client is not None and self._client.awaited_hubs is not None
+        match self._drain.verdict(time.monotonic(), self._server.queue_length, knows_hubs=knows_hubs):
+            case Verdict.GIVE_UP:
+                self._loop.fail_all(FailureKind.DRAINING, "the replica had to stop before the request was finished")
+                self._lifecycle.handle(WorkFinished())
+            case Verdict.DONE:
+                self._warn_of_unacknowledged_drain()
+                self._lifecycle.handle(WorkFinished())
+            case Verdict.WAIT:
+                pass
 
     def _warn_of_unacknowledged_drain(self) -> None:
         if not self._drain.is_acknowledged and self._client is not None:

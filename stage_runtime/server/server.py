@@ -72,6 +72,8 @@ class ReplicaServer:
         #: Whether the ZMQ thread has to be woken to see new outcomes. Set before its last look at the queue.
         self._asleep = False
         self._outcomes: deque[Sequence[Outcome]] = deque()
+        #: When the ZMQ thread runs its timers next.
+        self._next_tick_s = 0.0
         self._closing = threading.Event()
         self._closed = False
         #: Refused and lost messages, by kind. Written by the ZMQ thread only.
@@ -195,29 +197,33 @@ class ReplicaServer:
         sources = [self._input.socket, self._output.socket, self._wake_fd]
         for source in sources if self._gate is None else [*sources, self._gate.socket]:
             poller.register(source, zmq.POLLIN)
-        next_tick_s = 0.0
         is_behind = False
         while not self._closing.is_set():
-            try:
-                self._asleep = True
-                ready = dict(poller.poll(0 if is_behind or self._outcomes else _TICK_MS))
-                self._asleep = False
-                now_s = time.monotonic()
-                is_behind = self._serve(ready, now_s)
-                if now_s >= next_tick_s:
-                    next_tick_s = now_s + _TICK_MS / 1000
-                    self._pause.check_descriptors()
-                    self._sessions.run_timers(now_s)
-                self._sessions.flush_messages(now_s)
-                if self._outcomes:
-                    # The engine has answered meanwhile: send that before the sockets are polled again.
-                    self._deliver_waiting()
-                    self._sessions.flush_messages(now_s)
-            except Exception:
-                # A faulty message of one hub must not end the service of all others.
-                logger.exception("server.error")
-                self.counters["internal_errors"] += 1
+            self._asleep = True
+            ready = dict(poller.poll(0 if is_behind or self._outcomes else _TICK_MS))
+            self._asleep = False
+            is_behind = self._take_turn(ready, time.monotonic())
         self._sessions.failures.close()
+
+    def _take_turn(self, ready: Mapping[object, int], now_s: float) -> bool:
+        """Handle what is ready, run the timers if they are due, send. Return whether more messages may wait."""
+        is_behind = False
+        try:
+            is_behind = self._serve(ready, now_s)
+            if now_s >= self._next_tick_s:
+                self._next_tick_s = now_s + _TICK_MS / 1000
+                self._pause.check_descriptors()
+                self._sessions.run_timers(now_s)
+            self._sessions.flush_messages(now_s)
+            if self._outcomes:
+                # The engine has answered meanwhile: send that before the sockets are polled again.
+                self._deliver_waiting()
+                self._sessions.flush_messages(now_s)
+        except Exception:
+            # A faulty message of one hub must not end the service of all others.
+            logger.exception("server.error")
+            self.counters["internal_errors"] += 1
+        return is_behind
 
     def _serve(self, ready: Mapping[object, int], now_s: float) -> bool:
         """Handle what is ready, at most one batch of each socket. Return whether more messages may wait."""

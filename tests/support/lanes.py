@@ -19,6 +19,7 @@ LANES: Final = (
     (
         "tests/unit",
         "tests/contract",
+        "tests/simulation",
         "tests/fault",
         "tests/gpu",
         "tests/e2e",

@@ -228,10 +228,18 @@ def test_another_life_of_a_replica_is_not_explained_with_the_one_before() -> Non
     assert probation.due(healthy("r1"), 0.0) == []
 
 
-def test_a_suspect_that_has_to_avoid_all_that_are_there_waits_for_another_and_then_fails_by_its_pick() -> None:
-    probation = holding(suspect("a", avoid=("r1", "r2")))
+def test_a_suspect_that_has_to_avoid_all_that_are_there_waits_for_another_and_then_gives_up() -> None:
+    """1. the only replicas that take work are those that it must avoid: it waits for another
+    2. no other comes: it gives up; a pick would be refused at once, and the next one after it, without end
+    3. an ejected one that it need not avoid would do
+    """
+    avoiding = suspect("a", avoid=("r1", "r2"))
+    probation = holding(avoiding)
     assert probation.due(healthy("r1", "r2"), 9.0) == []
-    assert probation.due(healthy("r1", "r2"), 10.0) == [Try("a")]
+    assert probation.due(healthy("r1", "r2"), 10.0) == [GiveUp("a")]
+    assert probation.due(healthy("r1", "r2"), 10.0) == []
+    with_ejected = Healthy(frozenset(["r1", "r2"]), ejected=frozenset(["r3"]))
+    assert holding(avoiding).due(with_ejected, 10.0) == [Try("a")]
 
 
 def test_a_trial_that_begins_again_blocks_nobody() -> None:
