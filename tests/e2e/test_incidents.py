@@ -23,7 +23,7 @@ from omni_discovery.etcd.embedded import find_binary
 from tests.support.attackers import Attacker
 from tests.support.binaries import absent
 from tests.support.host_etcd import REGISTRY_PORT
-from tests.support.hub import Hub
+from tests.support.hub import Hub, asking
 from tests.support.netns import require_netns
 from tests.support.processes import DEFAULTS, OMNI, Child, wait_for
 from tests.support.registry import EtcdServer
@@ -282,6 +282,36 @@ def test_an_etcd_that_stands_still_is_named_in_three_seconds_and_nothing_is_said
     named(cluster.status, "nothing needs you", code=0)
 
 
+@LONG
+def test_an_etcd_without_a_quorum_is_named_with_the_members_that_are_missing(tmp_path: Path) -> None:
+    """1. two of three members are killed: status names them, and the hub goes on
+    2. they come back: nothing needs you
+    """
+    servers = EtcdServer.started_cluster(tmp_path, 3)
+    endpoints = ",".join(server.endpoint for server in servers)
+    hub = Hub.of_yaml(tmp_path, DOCUMENT, "--etcd-endpoints", endpoints)
+    try:
+        hub.wait_ready()
+        command = [*OMNI, "status", "--namespace", hub.namespace, "--etcd-endpoints", endpoints]
+        for server in servers[:2]:
+            server.kill()
+        missing = [server.endpoint for server in servers[:2]]
+        named(
+            lambda: Screen.taken(command, tmp_path),
+            f"etcd has lost its quorum: {servers[2].endpoint} can't find a leader",
+            f"start {', '.join(missing)} again",
+            code=2,
+        )
+        assert hub.ask("still there", modalities=["text"])[0] == 200
+        told([*OMNI, "why", "--waiting", "--namespace", hub.namespace], tmp_path, ["nothing waits"])
+        EtcdServer.start_all(servers[:2])
+        named(lambda: Screen.taken(command, tmp_path), "nothing needs you", code=0)
+    finally:
+        hub.stop()
+        for server in servers:
+            server.kill()
+
+
 def test_lost_credits_are_named_with_their_replica_and_the_hub_that_lost_them(cluster: Cluster) -> None:
     """1. a second hub loses what it is lent: its request waits beside idle slots, and that is named
     2. it is ended: its credits are lent to the other hub again, and nothing needs anybody
@@ -362,7 +392,7 @@ def test_a_host_that_may_not_load_the_model_is_named_with_the_reason(cluster: Cl
 
 @LONG
 def test_an_overloaded_stage_is_named_with_what_waits_and_what_was_refused(cluster: Cluster) -> None:
-    with asking(cluster.hub, 24, "a b c d e f g h i j k l m n o p"):
+    with asking(cluster.hub, 24, "a b c d e f g h i j k l m n o p", modalities=["text"]):
         screen = named(
             cluster.status,
             *(
@@ -380,7 +410,7 @@ def test_an_overloaded_stage_is_named_with_what_waits_and_what_was_refused(clust
 def test_a_replica_that_is_several_times_slower_than_the_other_is_named(shared: Cluster) -> None:
     """It stands still for most of each second, as one whose device is shared or throttled."""
     (pid,) = [each["pid"] for each in shared.records() if (each["stage_id"], each["replica_id"]) == (0, 1)]
-    with halting(pid), asking(shared.hub, 3, "a b"):
+    with halting(pid), asking(shared.hub, 3, "a b", modalities=["text"]):
         screen = named(shared.status, "replica 0/1 is slow", "omni weight 0/1", "omni why 0/1")
         shared.why("0/1", names=["slow: its requests take", "omni weight 0/1 0.5"])
         assert "slow: its requests take" in shared.paste(screen, "omni why")
@@ -423,27 +453,6 @@ def test_a_host_that_is_cut_off_is_named_once_for_all_of_its_replicas(tmp_path: 
         # Where the hub runs, for its user.
         why = network.hosts["hub"].command(*OMNI, "why", "1/0")
         told(why, tmp_path / "hub", ["why: without a session"])
-
-
-@contextmanager
-def asking(hub: Hub, count: int, text: str) -> Iterator[None]:
-    """So many clients ask one request after the other meanwhile."""
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.is_set():
-            with suppress(OSError):
-                hub.ask(text, modalities=["text"])
-
-    clients = [threading.Thread(target=ask) for _ in range(count)]
-    for client in clients:
-        client.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for client in clients:
-            client.join(60)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 from urllib.request import Request, urlopen
@@ -28,7 +27,7 @@ import pytest
 from omni_discovery.metrics.samples import GpuMemory, ReplicaSample
 from stage_runtime.supervisor.exporter import MetricsExporter
 from tests.support.alerts import FILE, RULES, shorten_rules
-from tests.support.hub import Hub
+from tests.support.hub import Hub, asking
 from tests.support.processes import Child, wait_for
 from tests.support.prometheus import Prometheus, Target
 from tests.support.registry import EtcdServer, compact, etcdctl, quiet_port
@@ -333,27 +332,6 @@ def leave_early(hub: Hub) -> float:
     with urlopen(Request(f"{hub.url}/v1/chat/completions", data, headers), timeout=30) as response:
         response.readline()
     return hub.metric("omni_hub_dropped_frames_total")
-
-
-@contextmanager
-def asking(hub: Hub, count: int, text: str, pause_s: float = 0.0) -> Iterator[None]:
-    """So many clients ask one request after the other meanwhile, whatever the answers."""
-    stop = threading.Event()
-
-    def ask() -> None:
-        while not stop.wait(pause_s):
-            with suppress(OSError, HTTPException):
-                hub.ask(text)
-
-    clients = [threading.Thread(target=ask) for _ in range(count)]
-    for client in clients:
-        client.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for client in clients:
-            client.join(60)
 
 
 # ---- the run

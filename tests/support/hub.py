@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +113,24 @@ class Hub(Child):
         self.must_run()
         marker = "hub.listening url="
         return next((line.split(marker)[1].split()[0] for line in self.text.splitlines() if marker in line), None)
+
+
+@contextmanager
+def asking(hub: Hub, count: int, text: str, pause_s: float = 0.0, **fields: Any) -> Iterator[None]:
+    """So many clients ask one request after the other meanwhile, whatever the answers."""
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.wait(pause_s):
+            with suppress(OSError, HTTPException):
+                hub.ask(text, **fields)
+
+    clients = [threading.Thread(target=ask) for _ in range(count)]
+    for client in clients:
+        client.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for client in clients:
+            client.join(60)

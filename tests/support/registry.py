@@ -86,11 +86,38 @@ class EtcdServer:
         self._ports = first, second
         self._process: subprocess.Popen[bytes] | None = None
 
+    @classmethod
+    def started_cluster(cls, folder: Path, count: int) -> list[EtcdServer]:
+        """So many members of one cluster."""
+        servers = []
+        for number in range(count):
+            (folder / f"member{number}").mkdir()
+            servers.append(cls(folder / f"member{number}"))
+        peers = ",".join(f"m{number}=http://127.0.0.1:{each._ports[1]}" for number, each in enumerate(servers))
+        for number, server in enumerate(servers):
+            token = f"--initial-cluster-token={servers[0]._token}"
+            server._flags = (f"--name=m{number}", f"--initial-cluster={peers}", token)
+        cls.start_all(servers)
+        return servers
+
+    @staticmethod
+    def start_all(members: Sequence[EtcdServer]) -> None:
+        """Start members of one cluster that need each other for a quorum."""
+        # By this thread: an etcd ends with the one that has started it.
+        for each in members:
+            each._launch()
+        for each in members:
+            each._wait()
+
     @property
     def endpoint(self) -> str:
         return f"127.0.0.1:{self._ports[0]}"
 
     def start(self) -> None:
+        self._launch()
+        self._wait()
+
+    def _launch(self) -> None:
         client = f"{'https' if self._tls_flags else 'http'}://127.0.0.1:{self._ports[0]}"
         peer = f"http://127.0.0.1:{self._ports[1]}"
         command = [
@@ -114,6 +141,8 @@ class EtcdServer:
         assert self._process.stdin is not None
         with self._process.stdin as orders:
             orders.write(json.dumps({"parent_pid": os.getpid(), "command": command}).encode())
+
+    def _wait(self) -> None:
         deadline_s = time.monotonic() + 15
         while True:
             try:
