@@ -14,7 +14,7 @@ def done(seq: int, **timings_s: float) -> wire.StageDone:
     )
 
 
-def test_a_stage_that_is_done_has_all_five_parts() -> None:
+def test_a_stage_that_is_done_has_all_its_parts() -> None:
     """It waited 1 s in the hub and 0.5 s at the replica, whose own names are kept beside."""
     walk = Walk(modalities=["text"])
     walk.tell(ev.Submitted())
@@ -23,7 +23,7 @@ def test_a_stage_that_is_done_has_all_five_parts() -> None:
     message = done(1, queue=0.5, generate=0.75, transfer=0.25, first_output=9.0)
     actions = walk.tell(heard(0, 0, message))
     timings_s = of(actions, ev.Emit)[-1].output.timings_s
-    parts = {"queue": 1.5, "submit": 1.0, "first_output": 2.0, "generate": 0.75, "transfer": 0.25}
+    parts = {"queue": 1.5, "submit": 1.0, "first_output": 2.0, "generate": 0.75, "transfer": 0.25, "total": 3.0}
     assert of_stage(timings_s, 0) == parts
     assert tuple(parts) == STAGE_PARTS
     assert timings_s["stage0.replica.queue"] == 0.5
@@ -53,4 +53,6 @@ def test_a_stage_that_was_done_again_tells_of_the_attempt_that_counts() -> None:
         "first_output": 2.0,
         "generate": 1.0,
         "transfer": 0.0,
+        # From the dispatch of that attempt to its end.
+        "total": 3.0,
     }
