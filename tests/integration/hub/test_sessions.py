@@ -162,7 +162,7 @@ async def test_a_lease_renewed_under_another_epoch_keeps_the_work_in_flight() ->
         (submit,) = replica.of(wire.Submit)
         replica.chunk(submit, 0, text="still here")
         assert (await first).text == "still here"
-        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
+        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) == 0.0
         replica.kill()
         await until(lambda: omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) == 1.0)
         await outputs.aclose()

@@ -139,7 +139,7 @@ async def test_an_engine_that_keeps_the_interpreter_to_itself_does_not_look_dead
             assert least == 1
             assert [await each for each in asked] == ["hog the interpreter"] * 2
             assert await beside == "hello there"
-            assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
+            assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) == 0.0
 
 
 async def test_a_client_that_leaves_idles_the_engine_within_a_second() -> None:
@@ -187,4 +187,4 @@ async def _serve_for(length_s: float, info: ReplicaInfo, view: OmniCoordClientFo
             assert omni.stage_status()[0].pickable == 1
             assert len(view.get_replica_list().replicas) == 1
             await asyncio.sleep(0.02)
-        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) is None
+        assert omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"}) == 0.0
