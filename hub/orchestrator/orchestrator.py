@@ -35,7 +35,10 @@ from hub.replicas.events import (
     ClientEvent,
     Controlled,
     EpochNamed,
+    FrameDropped,
+    Granted,
     ProcessGone,
+    Recalled,
     SessionDown,
     SessionUp,
     Unsent,
@@ -93,6 +96,8 @@ _Rpc: TypeAlias = AbortRequest | CollectiveCall
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
+#: What a replica can send without end, and no request pays for.
+_CHARGED: Final = (FrameDropped, Granted, Recalled, EpochNamed)
 #: How long the inbox may have the loop in one turn.
 _TURN_S: Final = 0.01
 
@@ -287,7 +292,8 @@ class Orchestrator:
     def _post(self, item: _InboxItem) -> None:
         if not self._closed:
             self._inbox.append(item)
-            self._turns.posted += 1
+            self._turns.posted += isinstance(item, _CHARGED)
+            self._turns.note_waiting(len(self._inbox))
             self._wake.set()
 
     def _take_turn(self) -> None:
@@ -316,6 +322,7 @@ class Orchestrator:
             if time.perf_counter() > until_s:
                 break
         self._turns.note_handled(handled, time.thread_time() - began_s)
+        self._turns.note_waiting(len(inbox))
 
     def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:

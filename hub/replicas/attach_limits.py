@@ -12,8 +12,8 @@ from typing import Final
 
 #: Connections to replicas that have never answered, at the same time; fewer where descriptors are scarce.
 MOST_UNANSWERED: Final = 256
-#: Descriptors of the two sockets of one replica, with their monitors.
-_DESCRIPTORS_EACH: Final = 6
+#: Descriptors of the three sockets of one replica, with two monitors and the connections.
+_DESCRIPTORS_EACH: Final = 10
 #: After so long one that has never answered gives its turn to one that waits; sooner if there is no connection to it.
 TURN_S: Final = 30.0
 UNCONNECTED_TURN_S: Final = 5.0

@@ -449,6 +449,9 @@ class Membership:
 
     def _keep(self, info: ReplicaInfo) -> None:
         pool, addr = self._pools.of(info), info.input_addr
+        if addr in self._listed:
+            # A replica, perhaps of another stage, that is there has its port, and the client.
+            return
         text = "replica.kept replica=%s epoch=%d: it vanished from the registry with many others"
         logger.warning(text, info.name, info.epoch)
         if pool.core.members.get(addr) is None:

@@ -39,6 +39,8 @@ _POLLOUT: Final = int(zmq.POLLOUT)
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
 _HEAD_BYTE: Final = 8
+#: How soon a socket looks again where too much waits that sockets have brought.
+_BEHIND_S: Final = 0.005
 #: What a lost connection had brought is handled at once up to this, and for so much processor time; what is behind that
 #: counts as lost with it.
 _MOST_DRAINED_BYTES: Final = 256 << 20
@@ -46,6 +48,8 @@ _LONGEST_DRAIN_S: Final = 0.3
 #: After so many attempts that have timed out the pauses grow, up to this.
 _PATIENT: Final = 5
 _SLOWEST_S: Final = 15.0
+#: The longest message on a connection for heartbeats alone.
+_PULSE_BYTES: Final = 4096
 #: A host from which nothing came for so long is asked whether it is still there.
 _KEEPALIVE_S: Final = 2
 #: Sockets that one context may hold: each replica takes seven.
@@ -147,7 +151,14 @@ class LoopSocket:
     def _look(self) -> None:
         """Take in a batch, then let the others have their turn. An edge that comes in a rest is found at its end."""
         self._drain_due = False
-        if self._rest is not None or self.socket.closed:
+        if self.socket.closed:
+            return
+        if self._rest is not None:
+            # The descriptor stays readable, and the loop would look at it without end, until the events are read.
+            _has_messages(self.socket)
+            return
+        if self._turns.is_behind:
+            self._rest = self._loop.call_later(_BEHIND_S, self._end_rest)
             return
         began_s, posted = time.thread_time(), self._turns.posted
         self._take_batch(posted)
@@ -176,6 +187,8 @@ class LoopSocket:
         try:
             for _ in range(_BATCH):
                 if self.socket.closed or size_bytes > _BATCH_BYTES or self._turns.owed_s(posted) > LONG_TURN_S:
+                    break
+                if self._turns.is_behind and size_bytes:
                     break
                 try:
                     frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -235,6 +248,8 @@ class Pulse:
         try:
             _configure(self._socket, identity, keys, config)
             self._socket.setsockopt(zmq.CONFLATE, 1)
+            # Handshakes and heartbeats are all that is due here.
+            self._socket.setsockopt(zmq.MAXMSGSIZE, _PULSE_BYTES)
             self._socket.setsockopt(zmq.HEARTBEAT_IVL, _ms(config.zmq_heartbeat_interval_s))
             self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _ms(config.zmq_heartbeat_timeout_s))
         except BaseException:
@@ -249,7 +264,6 @@ class Pulse:
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(longest_pause_s))
         self._socket.connect(endpoint)
         self._endpoint = endpoint
-        self._look()
 
     def insist(self) -> None:
         """The process takes connections: try again for as long as this one is refused, which ZMQ does not."""

@@ -155,13 +155,46 @@ async def test_frames_without_number_that_each_cost_little_leave_the_loop_to_oth
 
 
 @pytest.mark.attack("N3")
+async def test_no_socket_is_read_while_too_much_waits_and_one_that_rests_does_not_spin() -> None:
+    """1. too much waits: a message is not read, and the loop looks at its socket a few times, not all the time
+    2. less does: it is read
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    turns, heard = LongTurns(), list[bytes]()
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.bind("inproc://behind")
+    far.connect("inproc://behind")
+    socket = LoopSocket(near, heard.extend, turns)
+    try:
+        turns.note_waiting(30_000)
+        far.send(b"one")
+        before_s = time.thread_time()
+        await asyncio.sleep(0.5)
+        assert heard == []
+        assert time.thread_time() - before_s < 0.25
+        turns.note_waiting(15_000)
+        await asyncio.sleep(0.05)
+        assert heard == []
+        turns.note_waiting(5_000)
+        async with asyncio.timeout(10.0):
+            while not heard:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert heard == [b"one"]
+    finally:
+        socket.close()
+        far.close(linger=0)
+        context.term()
+
+
+@pytest.mark.attack("N3")
 async def test_a_socket_rests_for_the_events_that_it_has_posted() -> None:
     """1. each message posts a thousand events, of which each takes a tenth of a millisecond; reading takes no time
     2. a hundred messages are ten seconds of work: in one second a tenth of them is taken in, not all
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     turns, heard = LongTurns(), 0
-    turns.note_handled(1, 0.0001 / 0.3)
+    for _ in range(30):
+        turns.note_handled(1000, 0.1)
 
     def post(_: list[bytes]) -> None:
         nonlocal heard

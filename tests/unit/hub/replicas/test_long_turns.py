@@ -35,3 +35,23 @@ def test_a_short_turn_needs_no_rest_whatever_the_others_do() -> None:
     assert turns.rest_s(0.5, 10.0) == 1.5
     assert turns.rest_s(0.02, 10.0) == 0.0
     assert turns.rest_s(0.1, 100.0) == pytest.approx(0.1)
+
+
+def test_one_dear_event_is_not_the_price_of_all_others() -> None:
+    """1. a replica with hundreds of requests is lost, which takes 0.3 s; 2. a thousand messages still cost little"""
+    turns = LongTurns()
+    for _ in range(30):
+        turns.note_handled(1000, 0.02)
+    turns.posted += 1000
+    usual_s = turns.owed_s(0)
+    assert usual_s == pytest.approx(0.02, rel=0.01)
+    turns.note_handled(1, 0.3)
+    assert turns.owed_s(0) < 1.1 * usual_s
+
+
+def test_what_events_count_is_bounded() -> None:
+    turns = LongTurns()
+    for _ in range(100):
+        turns.note_handled(1000, 100.0)
+    turns.posted += 1_000_000
+    assert turns.owed_s(0) == 0.3
