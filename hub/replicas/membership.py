@@ -37,6 +37,8 @@ _WAITS_EVERY_S: Final = 60.0
 #: So many replicas that leave in one view have a line of their own, and so many connections are closed in one turn of
 #: the loop: a line takes as long as many requests where another thread is busy.
 _MOST_LINES: Final = 32
+#: Lines of records that were logged once and are not again.
+_MOST_REMEMBERED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class Membership:
         #: Of these, the replicas that are kept in service.
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
-        self._log_once = LogOnce(now)
+        self._log_once = LogOnce(now, _MOST_REMEMBERED)
         self._limits = AttachLimits(
             self._has_answered, most_unanswered(_descriptors()), self._is_leased, self._is_connected
         )
@@ -511,6 +513,7 @@ class Membership:
         """
         self._claims.share(self._shared)
         owners: dict[str, ReplicaInfo] = {}
+        lines = 0
         for addr in addrs:
             claimants = [info for info in self._records_at(addr) if self._is_ours(info)]
             if len(claimants) == 1:
@@ -522,11 +525,12 @@ class Membership:
             for info in claimants:
                 # The former record of a process that has registered again ends with its lease.
                 is_former = info.epoch < owner.epoch and is_same_life(info, owner)
-                if info is owner or is_former:
+                if info is owner or is_former or lines >= _MOST_LINES:
                     continue
                 if self._log_once.should((addr, info.stage_id, info.replica_id, info.epoch)):
                     text = "replica.unusable replica=%s: its address %s is that of replica %s, which %s"
                     logger.warning(text, info.name, addr, owner.name, why)
+                    lines += 1
         return owners
 
     def _is_ours(self, info: ReplicaInfo) -> bool:
