@@ -527,3 +527,29 @@ def test_a_replica_that_found_no_descriptor_is_tried_again_without_a_change_of_i
     scene.membership.review_members()
     assert len(scene.membership.clients) == 3
     assert scene.membership.next_review_s is None
+
+
+def test_a_replica_that_has_the_port_of_one_that_is_held_keeps_its_client() -> None:
+    """1. of two replicas of stage 1, one leaves, and one of stage 0 comes up at its port
+    2. the other one leaves, too: a mass loss, both are held; 3. the hold ends: the newcomer has its client
+    """
+    scene = Scene()
+    membership = scene.membership
+    first, second, newcomer = record(1, 1, 1, 2), record(1, 3, 3, 4), record(0, 4, 1, 106)
+    views = [
+        View({(1, 1): first, (1, 3): second}, revision=1),
+        View({(0, 4): newcomer, (1, 3): second}, revision=2),
+        View({(0, 4): newcomer}, revision=3),
+    ]
+    membership.apply(views[0], Delta())
+    for addr in (first.input_addr, second.input_addr):
+        scene.pools[1].core.session_up(addr, 0.0)
+    membership.apply(views[1], delta_of(views[0], views[1]))
+    membership.apply(views[2], delta_of(views[1], views[2]))
+    scene.now_s = 30.0
+    for addr in (first.input_addr, second.input_addr):
+        scene.pools[1].core.session_down(addr, 30.0)
+    while membership.next_review_s is not None and membership.next_review_s <= scene.now_s:
+        membership.review_members()
+        scene.now_s += 0.5
+    assert [client.info.name for client in membership.clients.values()] == ["0/4"]
