@@ -63,7 +63,8 @@ class Child:
         environment = {key: value for key, value in os.environ.items() if key not in DEFAULTS} | dict(variables or {})
         environment["XDG_RUNTIME_DIR"] = str(runtime_dir or folder)
         environment["XDG_STATE_HOME"] = str(folder / "state")
-        command = [*prefix, str(python or sys.executable), "-m", module, *arguments]
+        is_usual = python is None and module == "omni_discovery"
+        command = [*prefix, *(OMNI if is_usual else (str(python or sys.executable), "-m", module)), *arguments]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command if host is None else host.command(*command),
