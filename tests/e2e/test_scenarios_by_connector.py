@@ -6,17 +6,15 @@ import json
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.mooncake import MASTER_PORT, master_on, require_mooncake
-from tests.support.netns import Network, require_netns
+from tests.support.connector_choices import CHOICES, Choice
+from tests.support.netns import Network
 from tests.support.processes import wait_for
 from tests.support.running_scenarios import (
     COUNTS,
@@ -29,7 +27,6 @@ from tests.support.running_scenarios import (
     on_one_machine,
 )
 from tests.support.scenarios import Client
-from tests.support.yuanrong import datasystems_on, require_yuanrong
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 logger = logging.getLogger(__name__)
@@ -37,62 +34,9 @@ logger = logging.getLogger(__name__)
 IS_LONG = bool(os.environ.get("OMNI_LONG"))
 #: The line of compose's deploy files that says who carries hand-offs.
 _LINE = re.compile(r"^edges: .*\bAutoConnector\b.*$", re.MULTILINE)
-_REGISTRY = Network("registry").hosts["registry"].address
 #: What compose's echo stages hand over with each request.
 _PAYLOAD_BYTES = 262_144
-_CLOSED = re.compile(r"payload\.closed edge=0-1 connector=(\S+) (.*)")
 _QUESTIONS = ("26 plus 48", "13 plus 24", "35 plus 57", "what is 8 plus 7?")
-
-
-def _master(network: Network) -> AbstractContextManager[None]:
-    return master_on(network.hosts["registry"])
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A connector as the line names it, and what it takes."""
-
-    connector: str
-    extra: str = ""
-    #: What runs beside the stages.
-    beside: Callable[[Network], AbstractContextManager[None]] | None = None
-    #: All on one machine, as it carries nothing between hosts that share no memory.
-    on_one_machine: bool = False
-    #: Which of its counts has to name every fetch.
-    way: str = "gets"
-
-    def require(self) -> None:
-        """What it needs is there, or the test is not run."""
-        if not self.on_one_machine:
-            require_netns()
-        if "Mooncake" in self.connector:
-            require_mooncake()
-        if "Yuanrong" in self.connector:
-            require_yuanrong()
-
-    def written(self, folder: Path, source: Path, extra: str = "") -> Path:
-        """A deploy file that differs from its source in that line alone."""
-        told = ", ".join(each for each in (self.extra, extra) if each)
-        named = f"{{name: {self.connector}, extra: {{{told}}}}}" if told else self.connector
-        text, number = _LINE.subn(f"edges: [{{from: 0, to: 1, connector: {named}}}]", source.read_text())
-        assert number == 1
-        # Models are named by their way from the file's folder.
-        made = folder / "compose" / source.name
-        made.parent.mkdir(parents=True)
-        (folder / "stage_runtime").symlink_to(source.parents[1] / "stage_runtime")
-        made.write_text(text)
-        return made
-
-
-CHOICES: Mapping[str, Choice] = {
-    "auto": Choice("AutoConnector", way="by_network"),
-    "auto-here": Choice("AutoConnector", on_one_machine=True, way="by_shared_memory"),
-    "shared-memory": Choice("SharedMemoryConnector", on_one_machine=True),
-    "tcp": Choice("TcpConnector"),
-    "mooncake-transfer": Choice("MooncakeTransferEngineConnector"),
-    "mooncake-store": Choice("MooncakeStoreConnector", f'master: "{_REGISTRY}:{MASTER_PORT}"', _master),
-    "yuanrong": Choice("YuanrongConnector", beside=datasystems_on),
-}
 #: What has no test beside these, and starts nothing that takes long.
 SOON = ["B-shared-memory", "B-mooncake-transfer", "B-mooncake-store"]
 CASES = [f"{scenario}-{name}" for scenario in ("B", "C") for name in CHOICES] if IS_LONG else SOON
@@ -140,7 +84,7 @@ def running_by(
     choice: Choice, folder: Path, scenario: str, source: Path, extra: str = ""
 ) -> Iterator[tuple[Running, Client, Network | None]]:
     """A scenario; what runs beside its stages begins when they wait for it."""
-    pair = choice.written(folder, source, extra)
+    pair = _written(choice, folder, source, extra)
     if choice.on_one_machine:
         with on_one_machine(folder, scenario, pair) as (running, client):
             yield running, client, None
@@ -155,20 +99,22 @@ def running_by(
             yield running, client, network
 
 
+def _written(choice: Choice, folder: Path, source: Path, extra: str) -> Path:
+    """A deploy file that differs from its source in the line of the connector alone."""
+    text, number = _LINE.subn(choice.line(extra), source.read_text())
+    assert number == 1
+    # Models are named by their way from the file's folder.
+    made = folder / "compose" / source.name
+    made.parent.mkdir(parents=True)
+    (folder / "stage_runtime").symlink_to(source.parents[1] / "stage_runtime")
+    made.write_text(text)
+    return made
+
+
 def assert_carried(choice: Choice, running: Running, number: int) -> None:
-    """What the connectors of all replicas have counted; none is of another kind."""
-    counts: Counter[str] = Counter()
-    for part in running.parts.values():
-        for connector, said in _CLOSED.findall(part.text):
-            assert connector == choice.connector
-            counts.update({"replicas": 1})
-            counts.update({name: int(count) for name, _, count in (each.partition("=") for each in said.split())})
-    assert counts["replicas"] == sum(COUNTS[running.scenario].values())
-    assert (counts["gets"], counts[choice.way], counts["failures"]) == (number, number, 0)
-    # A dispatch that a busy machine accepts late is run a second time, elsewhere; nobody fetches what it stored first.
-    assert number <= counts["puts"] <= 2 * number
-    # Nothing of it travelled inside the metadata.
-    assert counts["segments_made"] > 0
+    """All of it was carried by this connector."""
+    counts = choice.counted(part.text for part in running.parts.values())
+    choice.assert_carried(counts, sum(COUNTS[running.scenario].values()), number)
     logger.info("%s over %s: %s", running.scenario, choice.connector, dict(counts))
 
 

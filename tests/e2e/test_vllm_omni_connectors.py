@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import sysconfig
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.connector_choices import CHOICES, Choice
 from tests.support.host_etcd import REGISTRY_PORT, etcd_on
 from tests.support.hub import Hub
-from tests.support.mooncake import MASTER_PORT, master_on, require_mooncake
-from tests.support.netns import Host, Network, require_netns
+from tests.support.netns import Host, Network
 from tests.support.omni_cluster import MARKS, NAMESPACE, PYTHON, hub_with, speak, speaking, write_model
 from tests.support.processes import Child
-from tests.support.yuanrong import datasystems_on, require_yuanrong
 
 pytestmark = [*MARKS, pytest.mark.long]
 logger = logging.getLogger(__name__)
@@ -33,56 +29,10 @@ _START_S = 600.0
 #: Requests, by their numbers of tokens.
 _TOKENS = (24, 90)
 _FRAME_SAMPLES = 1920
-_CLOSED = re.compile(r"payload\.closed edge=0-1 connector=(\S+) (.*)")
-_MOONCAKE = ("mooncake", "mooncake_transfer_engine_non_cuda.libs")
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A connector as the document names it, and what it takes."""
-
-    connector: str
-    extra: str = ""
-    #: All on one machine, as it carries nothing between hosts that share no memory.
-    on_one_machine: bool = False
-    #: Which of its counts has to name every fetch.
-    way: str = "gets"
-    #: What it imports: packages of the tests' environment, which that of vLLM-Omni lacks.
-    packages: tuple[str, ...] = ()
-    #: What runs beside the stages.
-    beside: Callable[[Network], AbstractContextManager[None]] | None = None
-
-    def require(self) -> None:
-        """What it needs is there, or the test is not run."""
-        if not self.on_one_machine:
-            require_netns()
-        if "Mooncake" in self.connector:
-            require_mooncake()
-        if "Yuanrong" in self.connector:
-            require_yuanrong()
-
-    @property
-    def edges(self) -> str:
-        """The line of the document. What a speaking model hands over is small, and would travel in the metadata."""
-        told = ", ".join(each for each in ("shm_threshold_bytes: 0", self.extra) if each)
-        return f"edges: [{{from: 0, to: 1, connector: {{name: {self.connector}, extra: {{{told}}}}}}}]\n"
-
-
-def _master(network: Network) -> AbstractContextManager[None]:
-    return master_on(network.hosts["registry"])
-
-
-_REGISTRY = Network("registry").hosts["registry"].address
-CHOICES: Mapping[str, Choice] = {
-    "auto-here": Choice("AutoConnector", on_one_machine=True, way="by_shared_memory"),
-    "shared-memory": Choice("SharedMemoryConnector", on_one_machine=True),
-    "auto": Choice("AutoConnector", way="by_network"),
-    "tcp": Choice("TcpConnector"),
-    "mooncake-transfer": Choice("MooncakeTransferEngineConnector", packages=_MOONCAKE),
-    "mooncake-store": Choice(
-        "MooncakeStoreConnector", f'master: "{_REGISTRY}:{MASTER_PORT}"', packages=_MOONCAKE, beside=_master
-    ),
-    "yuanrong": Choice("YuanrongConnector", packages=("yr",), beside=datasystems_on),
+#: What connectors import: packages of the tests' environment, which that of vLLM-Omni lacks.
+_PACKAGES: Mapping[str, Sequence[str]] = {
+    "Mooncake": ("mooncake", "mooncake_transfer_engine_non_cuda.libs"),
+    "Yuanrong": ("yr",),
 }
 
 
@@ -121,13 +71,9 @@ def test_the_same_samples_are_heard_over_each_connector(
             assert heard_from(running.hub.url, in_pieces) == expected
         running.stop()
     assert "request.failed" not in running.hub.text
-    carried = carried_by(choice, running.text)
+    carried = choice.counted([running.text])
     logger.info("%s over %s: %s", "pieces" if in_pieces else "whole", name, dict(carried))
-    hand_offs = sum(map(pieces_of, expected)) if in_pieces else len(expected)
-    assert (carried["gets"], carried[choice.way], carried["failures"]) == (hand_offs, hand_offs, 0)
-    # A dispatch that a busy machine accepts late is run a second time; nobody fetches what it stored first.
-    assert hand_offs <= carried["puts"] <= 2 * hand_offs
-    assert carried["segments_made"] > 0
+    choice.assert_carried(carried, 2, sum(map(pieces_of, expected)) if in_pieces else len(expected))
 
 
 def pieces_of(samples: bytes) -> int:
@@ -138,16 +84,6 @@ def pieces_of(samples: bytes) -> int:
 
 def heard_from(url: str, in_pieces: bool) -> list[bytes]:
     return [speak(url, tokens, least=4 if in_pieces else 1) for tokens in _TOKENS]
-
-
-def carried_by(choice: Choice, text: str) -> Counter[str]:
-    """What both replicas' connectors have counted together; neither is of another kind."""
-    counts: Counter[str] = Counter()
-    closed = _CLOSED.findall(text)
-    assert [connector for connector, _ in closed] == [choice.connector] * 2, closed
-    for _, said in closed:
-        counts.update({name: int(count) for name, _, count in (each.partition("=") for each in said.split())})
-    return counts
 
 
 class Running:
@@ -176,7 +112,9 @@ def running_by(choice: Choice, model: str, in_pieces: bool, folder: Path) -> Ite
     """The model, ready to be asked, with its hand-offs carried by the connector."""
     choice.require()
     with ExitStack() as stack:
-        document = speaking(model, talkers=1, decoders=1, pieces=in_pieces, edges=choice.edges)
+        # What a speaking model hands over is small, and would travel in the metadata.
+        edges = choice.line("shm_threshold_bytes: 0") + "\n"
+        document = speaking(model, talkers=1, decoders=1, pieces=in_pieces, edges=edges)
         if choice.on_one_machine:
             running = Running(Hub.of_yaml(folder, document, "--omni-python", str(PYTHON)), [])
         else:
@@ -211,6 +149,7 @@ def _lent(choice: Choice, folder: Path) -> Path:
     """The packages that the connector imports, and no others, for the environment of vLLM-Omni."""
     made = folder / "lent"
     made.mkdir()
-    for name in choice.packages:
-        (made / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
+    for kind, names in _PACKAGES.items():
+        for name in names if kind in choice.connector else ():
+            (made / name).symlink_to(Path(sysconfig.get_path("platlib"), name))
     return made
