@@ -260,10 +260,8 @@ class Pulse:
 
     def connect(self, endpoint: str, longest_pause_s: float) -> None:
         """Connect there, and there alone."""
-        self._hang_up()
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(longest_pause_s))
-        self._socket.connect(endpoint)
-        self._endpoint = endpoint
+        self._dial(endpoint)
 
     def insist(self) -> None:
         """The process takes connections: try again for as long as this one is refused, which ZMQ does not."""
@@ -277,19 +275,20 @@ class Pulse:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=0)
 
-    def _hang_up(self) -> None:
+    def _dial(self, endpoint: str) -> None:
+        """Give up the connection that there is, which is no loss, and begin another."""
         self._is_up = False
         if self._endpoint:
             _disconnect(self._socket, self._endpoint)
             self._endpoint = ""
+        self._socket.connect(endpoint)
+        self._endpoint = endpoint
 
     def _try_again(self) -> None:
         self._timer = None
         self._look()
-        if not self._is_up and (endpoint := self._endpoint):
-            self._hang_up()
-            self._socket.connect(endpoint)
-            self._endpoint = endpoint
+        if not self._is_up and self._endpoint:
+            self._dial(self._endpoint)
             self.insist()
 
     def _look(self) -> None:
