@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import threading
+import time
 import urllib.request
 import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,8 +59,8 @@ KINDS = {
 }
 _READY_S = 240.0
 _MOST_TRIES = 6
-#: So much processor time is no heartbeat.
-_AT_WORK_S = 0.04
+#: So much processor time within so long is no heartbeat.
+_AT_WORK_S, _WITHIN_S = 0.04, 0.3
 MESSAGES = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello world"}]
 _QUESTION = [{"type": "text", "text": "what is this"}]
 
@@ -258,8 +259,10 @@ class Killer:
             self._thread.start()
 
     def _kill_the_one_at_work(self) -> None:
-        before = {pid: cpu_s(pid) for pid in self._pids}
+        since_s, before = 0.0, dict[int, float]()
         while not self._is_over.wait(0.01):
+            if time.monotonic() - since_s > _WITHIN_S:
+                since_s, before = time.monotonic(), {pid: cpu_s(pid) for pid in self._pids}
             for pid in self._pids:
                 if cpu_s(pid) - before[pid] >= _AT_WORK_S:
                     os.kill(pid, signal.SIGKILL)
