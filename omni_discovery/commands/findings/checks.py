@@ -235,7 +235,8 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     for key in sorted(bad)[:_SHOWN]:
         advice = f"it hides this one key; find who wrote it, or delete it: etcdctl del {one_line(key)}"
         name, stage_id, hub_id = _meant_by(evidence.namespace, key)
-        text = str(bad[key])
+        whose = f"replica {name}" if name else f"hub {hub_id}" if hub_id else ""
+        text = f"the record of {whose} is refused: {bad[key]}" if whose else str(bad[key])
         yield Finding(Grade.PROBLEM, "record", text, advice, _delete(key), name, stage_id, hub=hub_id)
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
@@ -261,7 +262,10 @@ def _leases(evidence: Evidence) -> Iterator[Finding]:
     found = [
         item.key
         for item in evidence.items
-        if not item.lease_id and isinstance(keys.parse_key(evidence.namespace, item.key), keys.ReplicaKey | keys.HubKey)
+        if not item.lease_id
+        and isinstance(keys.parse_key(evidence.namespace, item.key), keys.ReplicaKey | keys.HubKey)
+        # Of one that can't be read it is said already that it is to be deleted.
+        and item.key not in evidence.view.bad
     ]
     for key in found[:_SHOWN]:
         text, advice = f"{key} has no lease: it stays when its process dies", "if nobody is behind it: etcdctl del"
