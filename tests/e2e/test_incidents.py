@@ -251,10 +251,12 @@ def test_a_record_that_is_no_json_is_named_by_the_name_of_its_replica(cluster: C
     key = f"/omni/v1/{cluster.hub.namespace}/replicas/1/2"
     cluster.server.etcdctl("put", key, "{not json")
     try:
-        named(cluster.status, f"record: {key}: JSON is malformed", f"etcdctl del {key}")
-        text = cluster.why("1/2", names=["this hub knows no replica 1/2; it knows 1/0", f"{key}: JSON is malformed"])
+        cause = f"the record of replica 1/2 is refused: {key}: JSON is malformed"
+        screen = named(cluster.status, "one thing needs you", cause, f"etcdctl del {key}")
+        text = cluster.why("1/2", names=["this hub knows no replica 1/2; it knows 1/0", cause])
         assert f"etcdctl del {key}" in text
         assert "etcd says" not in cluster.why("1/0", names=["replica 1/0 on"]), "that of another"
+        cluster.paste(screen, "eval")
     finally:
         cluster.server.etcdctl("del", key)
     named(cluster.status, "nothing needs you", code=0)

@@ -293,7 +293,10 @@ def _show_failures(arguments: argparse.Namespace) -> int:
     lines = _all_of(answers, "requests", ReceiptLine)
     lines = sorted(lines, key=lambda each: each.received_at)[-arguments.limit :]
     shown = listed(lines, _width()) or ["no request has failed that these hubs keep a receipt of"]
-    stages = {line.error_stage for line in lines if line.error_stage is not None}
+    # Where the error names no stage, it failed where it was last.
+    last = [int(line.replicas[-1].partition("/")[0]) if line.replicas else None for line in lines]
+    failed = [where if line.error_stage is None else line.error_stage for line, where in zip(lines, last, strict=True)]
+    stages = {stage_id for stage_id in failed if stage_id is not None}
     return _show_requests(arguments, answers, error, lines, shown, stages)
 
 

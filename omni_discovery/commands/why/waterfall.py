@@ -262,8 +262,13 @@ def replica_lines(report: ReplicaReport, width: int) -> list[str]:
     host = f" on {now.host}" if now.host else ""
     found = [f"replica {now.replica}{host}, as hub {report.hub} sees it"]
     about = [f"load {now.load} of {now.capacity}", f"weight {now.weight:g}"]
-    about += [f"{now.credits} credits of this hub"] if now.credits is not None else []
-    found.append(f"  {', '.join(about)}; {report.in_flight} requests of this hub are there")
+    about += [f"{now.credits} credit{'s' * (now.credits != 1)} of this hub"] if now.credits is not None else []
+    there = (
+        "1 request of this hub is there"
+        if report.in_flight == 1
+        else f"{report.in_flight} requests of this hub are there"
+    )
+    found.append(f"  {', '.join(about)}; {there}")
     found.append(f"  of {report.picks} picks that this hub keeps, {report.chosen} chose it")
     if report.passed_over:
         found.append(f"  {report.passed_over} chose another though it was free")
