@@ -219,7 +219,7 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(Grade.OK, "namespace", text)
         if not hubs:
             text = "no hub is registered: nobody sends requests to these replicas"
-            advice = "start one: omni serve --hub-only --etcd-endpoints ..."
+            advice = "start one: omni serve --hub-only"
             yield Finding(Grade.PROBLEM, "namespace", text, advice, ("omni", "serve", "--hub-only"))
     elif others:
         named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])

@@ -49,6 +49,11 @@ class Sight:
     each: tuple[Finding, ...]
     registered: frozenset[str] | None
 
+    @property
+    def needs_and_notes(self) -> tuple[Finding, ...]:
+        """The needs as the screen has them, those of many replicas as one, and the notes."""
+        return (*self.status.needs, *(finding for finding in self.each if finding.grade == "note"))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:

@@ -419,7 +419,7 @@ def _print_of_requests(
     from omni_discovery.commands.why.causes import of_requests
 
     sight, question = _look(arguments), "--waiting" if arguments.waiting else "--last-failures"
-    found = of_requests(sight.status.needs, question, stages, _ids(answers)) if sight is not None else []
+    found = of_requests(sight.needs_and_notes, question, stages, _ids(answers)) if sight is not None else []
     _print_causes(arguments, answers, sight, found, is_below=bool(answers))
 
 

@@ -82,6 +82,9 @@ def test_requests_are_told_of_their_stages_and_of_those_that_have_nobody() -> No
     assert of_waiting(here, there, stages=(0,)) == ["replica"]
     nobody, ended = finding("stage", stage_id=1), finding("ended", stage_id=1)
     assert of_waiting(nobody, ended, there) == ["stage", "ended"]
+    notes = (finding("control", Grade.NOTE, replica=f"{stage}/0", stage_id=stage) for stage in (1, 2))
+    assert of_waiting(nobody, *notes) == ["stage", "control"]
+    assert of_waiting(finding("hub", Grade.NOTE, hub="gone"), hubs=set()) == ["hub"]
     assert of_waiting(finding("host", also=("1/0", "1/1")), stages=(1,)) == ["host"]
     assert of_waiting(finding("host", also=("1/0", "1/1")), stages=(0,)) == []
 
