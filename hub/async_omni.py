@@ -238,6 +238,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         return bool(self._tasks) and not any(task.done() for task in self._tasks)
 
     @property
+    def problem(self) -> str:
+        """Why no request of this hub can be served, with what to do; empty if that is not so."""
+        return f"this hub is revoked, no replica listens to it: omni hub allow {self.hub_id}" if self.is_revoked else ""
+
+    @property
     def in_flight(self) -> int:
         """How many requests of callers have not ended."""
         return len(self._queues)

@@ -126,8 +126,8 @@ def ready_response(omni: AsyncOmni, *, shows_details: bool = True) -> Response:
     if empty:
         named = (f"stage {stage.stage_id} ({stage.why_absent or 'none is registered'})" for stage in empty)
         body["reason"] = f"no replica can take work of {', '.join(named)}; omni doctor looks for what is wrong"
-    if omni.is_revoked:
-        body["reason"] = f"this hub is revoked, no replica listens to it: omni hub allow {omni.hub_id}"
+    if omni.problem:
+        body["reason"] = omni.problem
     if not omni.is_running:
         body["reason"] = "this hub takes no requests any more: its log says why"
     if omni.releases.problem:

@@ -203,6 +203,7 @@ def line_of(encoded: bytes, hub: str) -> ReceiptLine:
         took_s=raw.took_s if raw.ending[0] else None,
         outcome=raw.ending[0],
         error=raw.ending[1],
+        error_stage=raw.ending[2],
         reason=_last_reason(raw),
         replicas=[f"{mark.stage_id}/{mark.snapshot[1]}" for mark in sent if mark.snapshot is not None],
         spans_s=[None if end_s is None else end_s - mark.at_s for mark, end_s in zip(sent, ends_s, strict=True)],

@@ -139,7 +139,9 @@ class _Hub:
             self._on_hurry = (self._ports.hurry, stages.hurry)
             stack.push_async_callback(self._ports.stop)
             app = await self._application(omni, hub, stack)
-            self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack))
+            # Who needs a login or certificates for it has to be told them anyway.
+            etcd = "" if config.security.tls or config.security.user else self._endpoints
+            self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack), etcd)
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)

@@ -163,6 +163,7 @@ class ReceiptLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     took_s: float | None = None
     outcome: str = ""
     error: str = ""
+    error_stage: int | None = None
     #: Why the last attempt that failed did.
     reason: str = ""
     #: Where it was sent, in that order; a replica stands twice if it was sent there twice.

@@ -22,14 +22,14 @@ def build_admin(omni: AsyncOmni) -> Starlette:
     return Starlette(routes=[*receipt_routes(omni), *call_routes(omni)])
 
 
-def build_local(omni: AsyncOmni, url: str) -> Starlette:
+def build_local(omni: AsyncOmni, url: str, etcd: str) -> Starlette:
     """What this user may read without a token, at a socket in a private folder: nothing is changed there.
 
     Beside receipts that is ``url``, where this hub's API is: nobody else can say so here, while who may write hubs'
-    records may name any address.
+    records may name any address. ``etcd`` is where its etcd is, empty if more than that is needed to read it.
     """
 
     async def whereabouts(_: Request) -> JSONResponse:
-        return JSONResponse({"hub": omni.hub_id, "url": url})
+        return JSONResponse({"hub": omni.hub_id, "url": url, "etcd": etcd})
 
     return Starlette(routes=[Route("/admin/hub", whereabouts, methods=["GET"]), *receipt_routes(omni)])

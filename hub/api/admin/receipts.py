@@ -42,7 +42,8 @@ def receipt_routes(omni: AsyncOmni) -> list[Route]:
     def answering(answer: Callable[[AsyncOmni, Request], Any]) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:
             try:
-                body = {"hub": omni.hub_id, **answer(omni, request)}
+                problem = {"problem": omni.problem} if omni.problem else {}
+                body = {"hub": omni.hub_id, **problem, **answer(omni, request)}
             except OmniError as error:
                 return error_response(error)
             return Response(msgspec.json.encode(body), media_type="application/json", headers=_HEADERS)
@@ -91,7 +92,7 @@ def _request(omni: AsyncOmni, request: Request) -> dict[str, Any]:
     if not receipts:
         raise InvalidRequestError(
             f"this hub has no receipt of {name[:200]!r}: it never began here, or too long ago; ask the other hubs,"
-            " and see its log for what was refused before it began",
+            " and see its log for what was refused before it began" + (f"; {omni.problem}" if omni.problem else ""),
             404,
         )
     return {"receipts": receipts}
@@ -114,7 +115,7 @@ def _replica(omni: AsyncOmni, request: Request) -> dict[str, Any]:
         there = f"it knows {', '.join(known[:20])}" if known else "it knows none of that stage"
         raise InvalidRequestError(
             f"this hub knows no replica {stage_id}/{replica_id}; {there}: omni replicas shows what is registered,"
-            " omni status why others are gone",
+            f" omni history {stage_id}/{replica_id} how its processes ended",
             404,
         )
     return {"replica": report}

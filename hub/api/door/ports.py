@@ -79,10 +79,12 @@ class Ports:
         """Where the API is."""
         return self._api.url
 
-    def start(self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig, parts: DashboardParts | None = None) -> None:
+    def start(
+        self, omni: AsyncOmni, app: ASGIApp, http: HttpConfig, parts: DashboardParts | None = None, etcd: str = ""
+    ) -> None:
         """Serve the API and what else there is. Raise ConfigError if the token for operators can't be written.
 
-        ``parts``: of the dashboard at the port for operators; None: there is none.
+        ``parts``: of the dashboard at the port for operators; None: there is none. ``etcd``: as ``build_local`` has it.
         """
         door, metrics = self._door, None
         if door.metrics_token is not None:
@@ -108,11 +110,11 @@ class Ports:
             logger.info("hub.admin url=%s/admin/", self._admin.url)
             if parts is not None:
                 logger.info("hub.dashboard url=%s/dashboard/", self._admin.url)
-        self._start_local(omni, operators)
+        self._start_local(omni, operators, etcd)
         if self._tls is not None and door.tls is not None:
             self._tasks.append(asyncio.create_task(follow_files(self._tls, door.tls)))
 
-    def _start_local(self, omni: AsyncOmni, http: HttpConfig) -> None:
+    def _start_local(self, omni: AsyncOmni, http: HttpConfig, etcd: str) -> None:
         """Serve a socket that only this user can reach, for ``omni why`` and ``omni bench`` on this machine.
 
         Clients are served without it: where it can't be made, that is logged and the hub goes on.
@@ -123,7 +125,7 @@ class Ports:
         except (OSError, ConfigError) as error:
             logger.warning("hub.no_receipts_socket: 'omni why' needs --admin-port to ask this hub: %s", error)
             return
-        server = HttpServer(omni, build_local(omni, self.url), http)
+        server = HttpServer(omni, build_local(omni, self.url, etcd), http)
         server.start((listener,))
         self._servers.append(server)
 

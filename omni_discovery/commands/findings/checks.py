@@ -50,7 +50,8 @@ class Finding:
 
     ``command`` is what to type for that, as words without the flags that say where etcd is; empty: no command does it.
     ``replica`` is the replica that it is about, as ``0/1``, and ``stage_id`` the stage; empty and None for none.
-    ``more`` is a command that tells more of it, where it is typed on ``more_host``.
+    ``more`` is a command that tells more of it, where it is typed on ``more_host``. ``also`` are further replicas that
+    it is about, and ``hub`` is the id of the hub that it keeps from serving.
     """
 
     grade: Grade
@@ -62,6 +63,8 @@ class Finding:
     stage_id: int | None = None
     more: tuple[str, ...] = ()
     more_host: str = ""
+    also: tuple[str, ...] = ()
+    hub: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +102,18 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
             wrong += 1
             text = f"replica {_name(info)} serves a stage that the pipeline has not"
             advice = "stop it, or serve the other document in its own namespace"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info))
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info), info.stage_id)
     ours = [info for info in infos if info.stage_id in expected]
     for info, why in mismatches(ours, lambda info: info.fingerprint in ("", expected[info.stage_id])):
         wrong += 1
         text = f"replica {_name(info)} on {info.host} does not match: {why}"
         if why != OTHER_DOCUMENT:
-            yield Finding(Grade.PROBLEM, "pipeline", text, _SAME_FILES, _drain(info), _name(info))
+            yield Finding(
+                Grade.PROBLEM, "pipeline", text, _SAME_FILES, _drain(info), _name(info), info.stage_id
+            )  # fmt: skip
             continue
         text += f" ({info.fingerprint} instead of {expected[info.stage_id]})"
-        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART, _drain(info), _name(info))
+        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART, _drain(info), _name(info), info.stage_id)
     if not wrong:
         count = len(deploy.stages)
         stages = f"{count} stage{'' if count == 1 else 's'}"
@@ -142,13 +147,15 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
             hub = evidence.view.hubs[hub_id]
             text = f"hub {hub_id} on {hub.host} serves another document than the one in force"
             advice = "restart it with that: omni pipeline show > pipeline.yaml writes it; the hub's log says why"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice, ("omni", "pipeline", "show"))
+            yield Finding(Grade.PROBLEM, "pipeline", text, advice, ("omni", "pipeline", "show"), hub=hub_id)
 
 
 #: Clocks that differ by less, in seconds, are not reported.
 _CLOCK_S: Final = 2.0
 #: No clock is right that says more, seconds since 1970: it is a record of somebody who makes them up.
 _LAST_MOMENT_S: Final = 1e11
+#: Digits of a stage's id.
+_DIGITS: Final = 9
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
 _NEWER: Final = f"run etcd {SAFE_RELEASES}"
@@ -212,7 +219,7 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(Grade.OK, "namespace", text)
         if not hubs:
             text = "no hub is registered: nobody sends requests to these replicas"
-            advice = "start one: omni serve --hub-only --etcd-endpoints ..."
+            advice = "start one: omni serve --hub-only"
             yield Finding(Grade.PROBLEM, "namespace", text, advice, ("omni", "serve", "--hub-only"))
     elif others:
         named = ", ".join(f"{name} ({n})" for name, n in sorted(others.items())[:_SHOWN])
@@ -227,7 +234,10 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     bad = evidence.view.bad
     for key in sorted(bad)[:_SHOWN]:
         advice = f"it hides this one key; find who wrote it, or delete it: etcdctl del {one_line(key)}"
-        yield Finding(Grade.PROBLEM, "record", str(bad[key]), advice, _delete(key))
+        name, stage_id, hub_id = _meant_by(evidence.namespace, key)
+        whose = f"replica {name}" if name else f"hub {hub_id}" if hub_id else ""
+        text = f"the record of {whose} is refused: {bad[key]}" if whose else str(bad[key])
+        yield Finding(Grade.PROBLEM, "record", text, advice, _delete(key), name, stage_id, hub=hub_id)
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
         yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
@@ -235,11 +245,27 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(Grade.OK, "record", "every record can be read")
 
 
+def _meant_by(namespace: str, key: str) -> tuple[str, int | None, str]:
+    """The replica, the stage and the hub that a key is about; empty and None where it is about none."""
+    match keys.parse_key(namespace, key):
+        case keys.ReplicaKey(stage_id, replica_id):
+            return f"{stage_id}/{replica_id}", stage_id, ""
+        case keys.HubKey(hub_id):
+            return "", None, hub_id
+        case _:
+            # What is no key of a replica may stand where those of a stage do.
+            stage = key.removeprefix(keys.replicas_prefix(namespace)).partition("/")[0]
+            return "", int(stage) if stage.isascii() and stage.isdigit() and len(stage) <= _DIGITS else None, ""
+
+
 def _leases(evidence: Evidence) -> Iterator[Finding]:
     found = [
         item.key
         for item in evidence.items
-        if not item.lease_id and isinstance(keys.parse_key(evidence.namespace, item.key), keys.ReplicaKey | keys.HubKey)
+        if not item.lease_id
+        and isinstance(keys.parse_key(evidence.namespace, item.key), keys.ReplicaKey | keys.HubKey)
+        # Of one that can't be read it is said already that it is to be deleted.
+        and item.key not in evidence.view.bad
     ]
     for key in found[:_SHOWN]:
         text, advice = f"{key} has no lease: it stays when its process dies", "if nobody is behind it: etcdctl del"
@@ -297,7 +323,7 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
             text = f"replica {info.stage_id}/{info.replica_id} reports an error: {info.reason or 'no reason given'}"
             yield Finding(
                 Grade.PROBLEM, "replica", text, f"see its log on {info.host}, process {info.pid}", _history(info),
-                replica=_name(info),
+                replica=_name(info), stage_id=info.stage_id,
             )  # fmt: skip
         elif info.lost_slots and info.status is ReplicaStatus.UP:
             text = f"replica {_name(info)} is up, but {info.reason}"
@@ -315,7 +341,8 @@ def _stages(evidence: Evidence) -> Iterator[Finding]:
             # Releases before 0.2 don't say whose reason it is.
             reason = info.reason if info.reason.startswith(FORMER_END) else f"{FORMER_END}{info.reason}"
             text = f"replica {_name(info)} starts anew; {reason}"
-            yield Finding(Grade.NOTE, "replica", text, f"if that goes on, see the log of its supervisor on {info.host}")
+            advice = f"if that goes on, see the log of its supervisor on {info.host}"
+            yield Finding(Grade.NOTE, "replica", text, advice, (), _name(info), info.stage_id)
     for stage in deploy.stages if deploy else ():
         if not able[stage.stage_id]:
             yield _deserted_stage(evidence, stage.stage_id)
@@ -417,7 +444,7 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
             if item.mod_revision < info.epoch:
                 text += "; that was written before it registered, or put back by it when etcd had lost it"
                 advice = f"if it is not meant for this one: {_undo(info)}"
-            yield Finding(Grade.NOTE, "control", text, advice)
+            yield Finding(Grade.NOTE, "control", text, advice, (), name, info.stage_id)
 
 
 def _kept_cordons(evidence: Evidence) -> Iterator[Finding]:
@@ -427,7 +454,8 @@ def _kept_cordons(evidence: Evidence) -> Iterator[Finding]:
         if info.cordoned and keys.replica_control_key(evidence.namespace, stage_id, replica_id) not in written:
             name = f"{stage_id}/{replica_id}"
             text = f"replica {name} is kept from new work, and its control key is gone: {info.control_error}"
-            yield Finding(Grade.NOTE, "control", text.rstrip(": "), f"to let it take work: omni cordon {name} --undo")
+            advice = f"to let it take work: omni cordon {name} --undo"
+            yield Finding(Grade.NOTE, "control", text.rstrip(": "), advice, (), name, stage_id)
 
 
 def _hubs(evidence: Evidence) -> Iterator[Finding]:
@@ -435,11 +463,11 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
         hub, key = evidence.view.hubs.get(hub_id), keys.hub_control_key(evidence.namespace, hub_id)
         if hub is None:
             text = f"hub {hub_id} is revoked; it is not registered"
-            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}")
+            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}", hub=hub_id)
         else:
             text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
             advice = f"stop it there, or let it in again: omni hub allow {hub_id}"
-            yield Finding(Grade.PROBLEM, "hub", text, advice, ("omni", "hub", "allow", hub_id))
+            yield Finding(Grade.PROBLEM, "hub", text, advice, ("omni", "hub", "allow", hub_id), hub=hub_id)
     yield from _copied_hubs(evidence.namespace, evidence.view.hubs)
 
 
@@ -474,7 +502,9 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
         if seen.trouble.kind == TroubleKind.SLOW:
             advice += "; until it is as fast as the others, give it less"
             command = ("omni", "weight", seen.trouble.name, "0.5")
-        why = _why(evidence, seen.hubs[0], seen.trouble.name)
+        # Of one that does not answer, a hub knows no more than that.
+        is_told = seen.trouble.kind not in (TroubleKind.NO_SESSION, TroubleKind.UNUSABLE)
+        why = _why(evidence, seen.hubs[0], seen.trouble.name) if is_told else ()
         yield Finding(Grade.PROBLEM, "replica", text, advice, command, seen.trouble.name, info.stage_id, *why)
     for seen in reports.lost:
         text = f"replica {seen.trouble.name} was {seen.describe(evidence.now_s)}"

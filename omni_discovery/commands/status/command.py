@@ -38,6 +38,24 @@ _SHORT_S: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Sight:
+    """What etcd shows, for the screen and for ``omni why``.
+
+    ``each`` are the needs of the status one by one, and notes that need nobody. ``registered`` are the names of the
+    replicas that there are; None where etcd did not say.
+    """
+
+    status: Status
+    each: tuple[Finding, ...]
+    registered: frozenset[str] | None
+
+    @property
+    def needs_and_notes(self) -> tuple[Finding, ...]:
+        """The needs as the screen has them, those of many replicas as one, and the notes."""
+        return (*self.status.needs, *(finding for finding in self.each if finding.grade == "note"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Answer:
     """What etcd has said: the namespace, None with an error if that did not come; and each member."""
 
@@ -103,10 +121,15 @@ def _watch(arguments: argparse.Namespace, endpoints: str, security: RegistrySecu
 
 
 def find_status(namespace: str, endpoints: str, security: RegistrySecurity) -> Status:
+    """Return what the screen shows; as ``look``."""
+    return look(namespace, endpoints, security).status
+
+
+def look(namespace: str, endpoints: str, security: RegistrySecurity) -> Sight:
     """Return what can be found out in three seconds; never raises RegistryError."""
     import asyncio
 
-    from omni_discovery.commands.findings.checks import Evidence, examine
+    from omni_discovery.commands.findings.checks import Evidence, Grade, examine
     from omni_discovery.commands.findings.processes import ended_findings
     from omni_discovery.commands.status.needs import judge
     from omni_discovery.commands.status.overview import hub_lines, stage_lines
@@ -126,7 +149,7 @@ def find_status(namespace: str, endpoints: str, security: RegistrySecurity) -> S
             f"stages, replicas and hubs of namespace {namespace!r}: etcd does not say",
             *(f"on this machine, {entry.who} waits: {entry.reason}" for one in alone for entry in one.waits),
         )
-        return Status(namespace, endpoints, clock, tuple(etcd), unknown, None, None)
+        return Sight(Status(namespace, endpoints, clock, tuple(etcd), unknown, None, None), tuple(etcd), None)
     table = ReplicaTable(namespace)
     table.replace(answer.listing, now_s)
     evidence = Evidence(namespace, table.snapshot(), answer.listing.items, now_s)
@@ -143,7 +166,10 @@ def find_status(namespace: str, endpoints: str, security: RegistrySecurity) -> S
         names = None if answer.every is None else namespaces_in(item.key for item in answer.every.items)
         unknown = (*unknown, empty_namespace_text(namespace, names))
     found, hubs = (*etcd, *needs.found), tuple(hub_lines(evidence))
-    return Status(namespace, endpoints, clock, found, unknown, tuple(stages), hubs, platform.node())
+    status = Status(namespace, endpoints, clock, found, unknown, tuple(stages), hubs, platform.node())
+    notes = [finding for finding in findings if finding.grade is Grade.NOTE]
+    registered = frozenset(info.name for info in evidence.view.replicas.values())
+    return Sight(status, (*etcd, *needs.each, *notes), registered)
 
 
 async def _ask(endpoints: str, security: RegistrySecurity, namespace: str) -> _Answer:

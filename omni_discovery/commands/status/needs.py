@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from omni_discovery.commands.findings.checks import Evidence, Finding, Grade
@@ -36,10 +36,15 @@ _SILENT: Final = "requests"
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What needs an operator, and what could not be found out."""
+    """What needs an operator, and what could not be found out.
+
+    ``found`` has those that differ in their replica alone as one. ``each`` has them one by one, and notes of waits that
+    are too short to be a need.
+    """
 
     found: tuple[Finding, ...]
     unknown: tuple[str, ...]
+    each: tuple[Finding, ...] = field(default=(), compare=False)
 
 
 def judge(
@@ -54,20 +59,24 @@ def judge(
     """
     hosts = list(_absent_hosts(evidence))
     waiting = list(_waiting(waits, evidence.now_s))
+    short = [finding for finding in waiting if finding.grade is Grade.NOTE]
+    waiting = [finding for finding in waiting if finding.grade is Grade.PROBLEM]
     covered = {name for _, names in hosts for name in names}
     covered |= {finding.replica for finding in waiting if finding.topic == "crash loop"}
     needs = [finding for finding, _ in hosts] + waiting
     needs += [finding for finding in findings if finding.topic == "ended"]
     coming = {stage.stage_id for stage in stages if any(not each.is_again for each in stage.loading)}
     explained = {finding.stage_id for finding in needs} | {int(name.partition("/")[0]) for name in covered if name}
-    short = {finding.stage_id for finding in findings if finding.topic == "slots"}
+    lost_slots = {finding.stage_id for finding in findings if finding.topic == "slots"}
     for finding in findings:
-        if finding.topic in _OWN_TOPICS or (finding.replica and finding.replica in covered):
+        # What hides a record is no matter of the host that wrote it.
+        is_covered = finding.replica in covered and finding.topic != "record"
+        if finding.topic in _OWN_TOPICS or (finding.replica and is_covered):
             continue
         if finding.topic == "stage" and finding.stage_id in coming:
             # A first start asks for nothing but patience.
             continue
-        if finding.topic == "load" and finding.stage_id in short:
+        if finding.topic == "load" and finding.stage_id in lost_slots:
             # More replicas are no answer where slots of those that are there are lost.
             continue
         if finding.grade is Grade.PROBLEM:
@@ -78,10 +87,10 @@ def judge(
             needs.append(_as_upgrade(evidence, finding))
     needs += _still_hubs(evidence)
     needs += _missing(stages, needs)
-    needs = _merged(needs)
+    needs = sorted(needs, key=_rank)
     unknown = [finding.text for finding in findings if finding.grade is Grade.NOTE and finding.topic == _SILENT]
     unknown = [text for text in unknown if "unknown" in text]
-    return Needs(tuple(sorted(needs, key=_rank)), tuple(unknown))
+    return Needs(tuple(_merged(needs)), tuple(unknown), (*needs, *short))
 
 
 def _merged(needs: Sequence[Finding]) -> list[Finding]:
@@ -117,17 +126,20 @@ def _absent_hosts(evidence: Evidence) -> Iterator[tuple[Finding, Collection[str]
             listed = ", ".join(sorted(names))
             text = f"host {one_line(host)} is down or cut off: none of its replicas answers the hubs ({listed})"
             advice = "see to that host and its network; its replicas come back by themselves"
-            yield Finding(Grade.PROBLEM, "host", text, advice, ("omni", "history")), names
+            yield Finding(Grade.PROBLEM, "host", text, advice, ("omni", "history"), also=tuple(sorted(names))), names
 
 
 def _waiting(waits: Sequence[WaitRecord], now_s: float) -> Iterator[Finding]:
-    """Find supervisors that can't go on without a hand, or have waited for longer than a start takes."""
+    """Find supervisors that can't go on without a hand, or have waited for longer than a start takes.
+
+    A shorter wait is a note.
+    """
     for record in waits:
         for entry in record.waits:
             waited_s = max(0.0, now_s - entry.since)
-            finding = _judge_wait(record, entry)
-            if finding is not None or waited_s >= _SHORT_WAIT_S:
-                yield finding or _plain_wait(record, entry, waited_s)
+            plain = _plain_wait(record, entry, waited_s)
+            plain = plain if waited_s >= _SHORT_WAIT_S else replace(plain, grade=Grade.NOTE)
+            yield _judge_wait(record, entry) or plain
 
 
 def _judge_wait(record: WaitRecord, entry: WaitEntry) -> Finding | None:
@@ -158,7 +170,7 @@ def _plain_wait(record: WaitRecord, entry: WaitEntry, waited_s: float) -> Findin
     if entry.kind == WaitKind.PIPELINE:
         advice = "it goes on once there is a deploy document: start a hub with one"
         return Finding(Grade.PROBLEM, "waiting", text, advice, ("omni", "pipeline", "apply", "pipeline.yaml"))
-    return Finding(Grade.PROBLEM, "waiting", text, "it goes on by itself once that has come")
+    return Finding(Grade.PROBLEM, "waiting", text, "it goes on by itself once that has come", stage_id=entry.stage_id)
 
 
 def _replica_in(reason: str) -> str:
@@ -187,7 +199,7 @@ def _still_hubs(evidence: Evidence) -> Iterator[Finding]:
             continue
         text = f"hub {hub_id} on {hub.host} has not beaten for {age_s:.0f} s: its view of the registry is that old"
         advice = f"its process {hub.pid} stands still, or does not reach etcd: see its log, and its /ready"
-        yield Finding(Grade.PROBLEM, "view", text, advice, ("omni", "hubs"))
+        yield Finding(Grade.PROBLEM, "view", text, advice, ("omni", "hubs"), hub=hub_id)
 
 
 def _missing(stages: Sequence[StageLine], needs: Sequence[Finding]) -> Iterator[Finding]:

@@ -6,7 +6,6 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
@@ -66,9 +65,6 @@ class Flags:
 
     def behind(self, words: Sequence[str]) -> tuple[str, ...]:
         """The flags for a command."""
-        if words[:2] == ("omni", "why"):
-            # It asks hubs, and not etcd.
-            return next((pair for pair in pairwise(self.given) if pair[0] == "--namespace"), ())
         finds_none = words[:2] == ("omni", "serve") and "--etcd-endpoints" not in self.given
         return ("--etcd-endpoints", self.endpoints, *self.given) if finds_none else self.given
 
@@ -122,12 +118,19 @@ def _needs(status: Status, flags: Flags, width: int) -> Text:
         return text
     count = len(status.needs)
     text.append(f"{'one thing needs' if count == 1 else f'{count} things need'} you\n", style="bold red")
+    text.append_text(numbered(status.needs, status.host, flags, width))
+    return text
+
+
+def numbered(needs: Sequence[Finding], host: str, flags: Flags, width: int) -> Text:
+    """What needs somebody, each with its number, its advice and the command for that; ``host`` is this machine."""
+    text, count = Text(), len(needs)
     shown: set[tuple[tuple[str, ...], str]] = set()
-    for number, need in enumerate(status.needs[:_MOST_NEEDS], 1):
+    for number, need in enumerate(needs[:_MOST_NEEDS], 1):
         text.append_text(_need(number, need, flags, width))
         if need.more and (need.more, need.more_host) not in shown:
             shown.add((need.more, need.more_host))
-            text.append_text(_more(need, status.host, flags, width))
+            text.append_text(_more(need, host, flags, width))
     if count > _MOST_NEEDS:
         text.append(f"    and {count - _MOST_NEEDS} more:\n")
         for line in shell_lines(("omni", "doctor"), flags, width - 6):

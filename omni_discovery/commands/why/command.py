@@ -1,23 +1,29 @@
-"""``omni why``: asks hubs for receipts, and prints what they tell."""
+"""``omni why``: asks hubs for receipts, and prints what they tell, with what ``omni status`` finds wrong of that."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from omni_discovery.commands.registry import (
     add_registry_options,
+    find_endpoints,
     operators_token,
     read_hub_records,
+    read_security,
+    registry_flags,
     user_runtime_dir,
     with_registry,
 )
 from omni_discovery.errors import ConfigError, OmniError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from omni_discovery.commands.findings.checks import Finding
+    from omni_discovery.commands.status.command import Sight
     from omni_discovery.kv import KVStore
     from omni_discovery.receipts.receipt import Receipt
 
@@ -65,15 +71,14 @@ class WhyCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """See Command."""
         _check(arguments)
-        asks = _hubs(arguments)
         if arguments.waiting:
-            return _show_waiting(asks, arguments)
+            return _show_waiting(arguments)
         if arguments.last_failures:
-            return _show_failures(asks, arguments)
+            return _show_failures(arguments)
         replica = _REPLICA.fullmatch(arguments.what)
         if replica is not None:
-            return _show_replica(asks, replica[1], replica[2], arguments)
-        return _show_request(asks, arguments)
+            return _show_replica(replica[1], replica[2], arguments)
+        return _show_request(_hubs(arguments), arguments)
 
 
 def add_hub_options(parser: argparse.ArgumentParser) -> None:
@@ -121,9 +126,10 @@ def _hubs(arguments: argparse.Namespace) -> list[Ask]:
         with_registry(arguments, lambda kv: _admin_urls(kv, arguments.namespace, urls))
     asks = hubs_to_ask(arguments, urls)
     if not asks:
+        more = "" if arguments.etcd_endpoints else ", or --etcd-endpoints for what etcd alone says"
         raise ConfigError(
             f"no hub of namespace {arguments.namespace!r} runs here under this user: give --namespace, or name a hub"
-            " elsewhere by its --admin-port with --hub http://HOST:PORT (omni hubs shows who there is)"
+            f" elsewhere by its --admin-port with --hub http://HOST:PORT (omni hubs shows who there is){more}"
         )
     return asks
 
@@ -178,6 +184,14 @@ async def _admin_urls(kv: KVStore, namespace: str, urls: list[str]) -> int:
 
 def ask_all(asks: Sequence[Ask], path: str) -> list[dict[str, Any]]:
     """The answers of the hubs that have one, one of each hub. Raise OmniError if none has."""
+    answers, error = _answers_of(asks, path)
+    if error is not None:
+        raise error
+    return answers
+
+
+def _answers_of(asks: Sequence[Ask], path: str) -> tuple[list[dict[str, Any]], OmniError | None]:
+    """The answers of the hubs that have one, one of each hub; or none, and the error that says why."""
     from omni_discovery.commands.output import say
     from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError
 
@@ -194,10 +208,10 @@ def ask_all(asks: Sequence[Ask], path: str) -> list[dict[str, Any]]:
         else:
             answers[str(answer.get("hub", len(answers)))] = answer
     if not answers:
-        raise (missing or unasked)[0]
+        return [], (missing or unasked)[0]
     for each in unasked:
         say(str(each), error=True)
-    return [*answers.values()]
+    return [*answers.values()], None
 
 
 def _all_of(answers: Sequence[dict[str, Any]], name: str, kind: type[_T]) -> list[_T]:
@@ -232,7 +246,12 @@ def _show_request(asks: Sequence[Ask], arguments: argparse.Namespace) -> int:
     from omni_discovery.receipts.asking import path_of
     from omni_discovery.receipts.receipt import Receipt
 
-    receipts = _all_of(ask_all(asks, path_of("requests", arguments.what)), "receipts", Receipt)
+    answers, error = _answers_of(asks, path_of("requests", arguments.what))
+    if error is not None:
+        # What was refused before it began has no receipt: it may be known why all of its kind are.
+        _print_of_requests(arguments, answers, ())
+        raise error
+    receipts = _all_of(answers, "receipts", Receipt)
     if arguments.replay:
         return _replay(receipts, arguments)
     for number, receipt in enumerate(receipts):
@@ -265,52 +284,171 @@ def _replay(receipts: Sequence[Receipt], arguments: argparse.Namespace) -> int:
     return code
 
 
-def _show_failures(asks: Sequence[Ask], arguments: argparse.Namespace) -> int:
-    from omni_discovery.commands.terminal import print_json
+def _show_failures(arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.why.waterfall import listed
     from omni_discovery.receipts.asking import path_of
     from omni_discovery.receipts.receipt import ReceiptLine
 
-    lines = _all_of(ask_all(asks, path_of("requests", failed=1, limit=arguments.limit)), "requests", ReceiptLine)
+    answers, error = _asked(arguments, path_of("requests", failed=1, limit=arguments.limit))
+    lines = _all_of(answers, "requests", ReceiptLine)
     lines = sorted(lines, key=lambda each: each.received_at)[-arguments.limit :]
-    if arguments.json:
-        for line in lines:
-            print_json(line)
-    else:
-        _print(listed(lines, _width()) or ["no request has failed that these hubs keep a receipt of"])
-    return 0
+    shown = listed(lines, _width()) or ["no request has failed that these hubs keep a receipt of"]
+    # Where the error names no stage, it failed where it was last.
+    last = [int(line.replicas[-1].partition("/")[0]) if line.replicas else None for line in lines]
+    failed = [where if line.error_stage is None else line.error_stage for line, where in zip(lines, last, strict=True)]
+    stages = {stage_id for stage_id in failed if stage_id is not None}
+    return _show_requests(arguments, answers, error, lines, shown, stages)
 
 
-def _show_waiting(asks: Sequence[Ask], arguments: argparse.Namespace) -> int:
-    from omni_discovery.commands.terminal import print_json
+def _show_waiting(arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.why.waterfall import waiting
     from omni_discovery.receipts.asking import path_of
     from omni_discovery.receipts.receipt import WaitingWork
 
-    answers = ask_all(asks, path_of("requests", waiting=1, limit=_MOST_LISTED))
+    answers, error = _asked(arguments, path_of("requests", waiting=1, limit=_MOST_LISTED))
     works = sorted(_all_of(answers, "waiting", WaitingWork), key=lambda each: -each.since_s)
-    if arguments.json:
-        for work in works:
-            print_json(work)
-    else:
-        _print(waiting(works, _width()))
+    stages = {work.stage for work in works if work.stage is not None}
+    return _show_requests(arguments, answers, error, works, waiting(works, _width()), stages)
+
+
+def _show_requests(
+    arguments: argparse.Namespace,
+    answers: Sequence[dict[str, Any]],
+    error: OmniError | None,
+    items: Sequence[Any],
+    lines: Sequence[str],
+    stages: Collection[int],
+) -> int:
+    """Print requests as ``items`` or ``lines``, then what is wrong at these ``stages``. Raise the error, if any."""
+    from omni_discovery.commands.terminal import print_json
+
+    if error is None and arguments.json:
+        for item in items:
+            print_json(item)
+    elif error is None:
+        _print(lines)
+    _print_of_requests(arguments, answers, stages)
+    if error is not None:
+        raise error
     return 0
 
 
-def _show_replica(asks: Sequence[Ask], stage: str, replica: str, arguments: argparse.Namespace) -> int:
+def _show_replica(stage: str, replica: str, arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.terminal import print_json
-    from omni_discovery.commands.why.waterfall import replica_lines
+    from omni_discovery.commands.why.causes import of_replica
+    from omni_discovery.commands.why.waterfall import replica_lines, wrapped
     from omni_discovery.receipts.asking import path_of
     from omni_discovery.receipts.receipt import ReplicaReport
 
-    answers = ask_all(asks, path_of("replicas", stage, replica))
+    answers, error = _asked(arguments, path_of("replicas", stage, replica))
     reports = _all_of(
         [{"replica": [answer["replica"]]} for answer in answers if "replica" in answer], "replica", ReplicaReport
     )
+    name = f"{int(stage)}/{int(replica)}"
+    sight, found = _look(arguments), []
+    if sight is not None:
+        is_registered = sight.registered is None or name in sight.registered
+        found = of_replica(sight.each, name, _ids(answers), is_registered=is_registered, is_told=bool(reports))
+    if error is not None and not found:
+        raise error
+    if error is not None:
+        _print(wrapped([str(error)], _width()))
     for number, report in enumerate(reports):
         if arguments.json:
             print_json(report)
         else:
             _print([""] if number else [])
             _print(replica_lines(report, _width()))
+    _print_causes(arguments, answers, sight, found, is_below=True)
     return 0
+
+
+# ---- what is wrong, as omni status has it
+
+
+def _asked(arguments: argparse.Namespace, path: str) -> tuple[list[dict[str, Any]], OmniError | None]:
+    """As _answers_of, of the hubs that the flags name; that there are none is an error like others."""
+    try:
+        return _answers_of(_hubs(arguments), path)
+    except ConfigError as error:
+        return [], error
+
+
+def _ids(answers: Sequence[dict[str, Any]]) -> set[str]:
+    return {str(answer.get("hub", "")) for answer in answers}
+
+
+def _look(arguments: argparse.Namespace) -> Sight | None:
+    """What etcd shows, for people: ``omni status --json`` has it for scripts.
+
+    None if it is not known where etcd is: that of a hub elsewhere has to be named.
+    """
+    from omni_discovery.commands.output import quiet_logging
+    from omni_discovery.commands.status.command import look
+
+    if arguments.json or (arguments.hub and not arguments.etcd_endpoints):
+        return None
+    quiet_logging(silent=True)
+    security = read_security(arguments)
+    try:
+        endpoints = find_endpoints(arguments)
+    except ConfigError:
+        arguments.etcd_endpoints = endpoints = _etcd_of_hubs(arguments)
+    return look(arguments.namespace, endpoints, security) if endpoints else None
+
+
+def _etcd_of_hubs(arguments: argparse.Namespace) -> str:
+    """Where the etcd of this user's hubs here is, if it needs no login and no certificate; empty: not known.
+
+    Hubs elsewhere are not asked that: they must not choose where a password of this environment goes.
+    """
+    from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError, ask_process, local_hubs, path_of
+
+    folder, namespace = user_runtime_dir(), arguments.namespace
+    for pid in local_hubs(folder, namespace):
+        with suppress(HubUnaskableError, NoReceiptError):
+            if endpoints := ask_process(folder, namespace, pid, path_of("hub")).get("etcd"):
+                return str(endpoints)
+    return ""
+
+
+def _print_of_requests(
+    arguments: argparse.Namespace, answers: Sequence[dict[str, Any]], stages: Collection[int]
+) -> None:
+    """What is wrong for requests at these ``stages``."""
+    from omni_discovery.commands.why.causes import of_requests
+
+    sight, question = _look(arguments), "--waiting" if arguments.waiting else "--last-failures"
+    found = of_requests(sight.needs_and_notes, question, stages, _ids(answers)) if sight is not None else []
+    _print_causes(arguments, answers, sight, found, is_below=bool(answers))
+
+
+def _print_causes(
+    arguments: argparse.Namespace,
+    answers: Sequence[dict[str, Any]],
+    sight: Sight | None,
+    found: Sequence[Finding],
+    *,
+    is_below: bool,
+) -> None:
+    """What hubs say of themselves, unless etcd says it, and what etcd says, as ``omni status`` prints it.
+
+    ``is_below``: something was printed before.
+    """
+    if arguments.json:
+        return
+    from omni_discovery.commands.status.screen import Flags, numbered
+    from omni_discovery.commands.terminal import TextConsole
+    from omni_discovery.commands.why.waterfall import wrapped
+
+    said = {each.hub for each in found if each.hub}
+    own = {str(answer.get("hub", "")): str(answer["problem"]) for answer in answers if "problem" in answer}
+    own = {hub: problem for hub, problem in own.items() if hub not in said}
+    if is_below and (own or found):
+        _print([""])
+    _print(wrapped([f"hub {hub}: {problem}" for hub, problem in own.items()], _width()))
+    if found and sight is not None:
+        console = TextConsole()
+        flags = Flags(tuple(registry_flags(arguments)), sight.status.endpoints)
+        _print(["etcd says:"])
+        console.print(numbered(found, sight.status.host, flags, console.width), soft_wrap=True, end="")

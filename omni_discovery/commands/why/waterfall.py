@@ -76,7 +76,7 @@ def waterfall(receipt: Receipt, width: int, *, candidates: bool = True) -> list[
     lines += [f"{'':{_NAME}}{each}" for each in _pauses(receipt.events, whole_s)]
     if candidates:
         lines += chain.from_iterable(_picking(each) for each in attempts)
-    return _wrapped(lines, width)
+    return wrapped(lines, width)
 
 
 def _head(receipt: Receipt) -> Iterator[str]:
@@ -236,7 +236,7 @@ def listed(lines: Sequence[ReceiptLine], width: int) -> list[str]:
         found.append("    " + ", ".join(word for word in words if word))
         if each.reason and each.outcome == "failed":
             found.append(f"    at last: {one_line(each.reason)}")
-    return _wrapped(found, width)
+    return wrapped(found, width)
 
 
 def waiting(works: Sequence[WaitingWork], width: int) -> list[str]:
@@ -253,7 +253,7 @@ def waiting(works: Sequence[WaitingWork], width: int) -> list[str]:
         found.append(f"  {seconds(each.since_s):>8}  {where}  {each.shown_id or each.request_id}")
     if len(works) > _MOST_WAITING:
         found.append(f"  and {len(works) - _MOST_WAITING} more: --json has them")
-    return _wrapped(found, width)
+    return wrapped(found, width)
 
 
 def replica_lines(report: ReplicaReport, width: int) -> list[str]:
@@ -262,8 +262,13 @@ def replica_lines(report: ReplicaReport, width: int) -> list[str]:
     host = f" on {now.host}" if now.host else ""
     found = [f"replica {now.replica}{host}, as hub {report.hub} sees it"]
     about = [f"load {now.load} of {now.capacity}", f"weight {now.weight:g}"]
-    about += [f"{now.credits} credits of this hub"] if now.credits is not None else []
-    found.append(f"  {', '.join(about)}; {report.in_flight} requests of this hub are there")
+    about += [f"{now.credits} credit{'s' * (now.credits != 1)} of this hub"] if now.credits is not None else []
+    there = (
+        "1 request of this hub is there"
+        if report.in_flight == 1
+        else f"{report.in_flight} requests of this hub are there"
+    )
+    found.append(f"  {', '.join(about)}; {there}")
     found.append(f"  of {report.picks} picks that this hub keeps, {report.chosen} chose it")
     if report.passed_over:
         found.append(f"  {report.passed_over} chose another though it was free")
@@ -271,14 +276,14 @@ def replica_lines(report: ReplicaReport, width: int) -> list[str]:
     if report.last_chosen_at is not None:
         found.append(f"  chosen last at {clock(report.last_chosen_at)}")
     found.append("why: nothing keeps it from being picked" if not report.why else "why:")
-    return _wrapped([*found, *(f"  {one_line(reason)}" for reason in report.why)], width)
+    return wrapped([*found, *(f"  {one_line(reason)}" for reason in report.why)], width)
 
 
 def _count(item: tuple[str, int]) -> int:
     return -item[1]
 
 
-def _wrapped(lines: Iterable[str], width: int) -> list[str]:
+def wrapped(lines: Iterable[str], width: int) -> list[str]:
     """The lines, those that are too long as several, each a little further in than the first."""
     found: list[str] = []
     for line in lines:

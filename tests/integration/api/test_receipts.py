@@ -118,6 +118,7 @@ async def test_failed_requests_are_listed_with_the_type_of_the_error_alone() -> 
         answer = await http.get("/admin/requests", params={"failed": "1"})
         [line] = answer.json()["requests"]
         assert (line["shown_id"], line["outcome"], line["error"]) == ("bad", "failed", "InvalidRequestError")
+        assert "error_stage" not in line, "the mistake of a client is that of no stage"
         assert line["replicas"] == ["0/0"]
         whole = (await http.get("/admin/requests/bad")).text
         assert "secret" not in answer.text + whole
@@ -174,6 +175,16 @@ async def test_what_is_not_there_is_told_with_what_is() -> None:
         app = httpx.ASGITransport(build_app(omni, deploy_of(ONE_STAGE), 0))
         async with httpx.AsyncClient(transport=app, base_url="http://hub") as clients:
             assert (await clients.get("/admin/requests")).status_code == 404
+
+
+async def test_a_revoked_hub_says_so_with_each_answer() -> None:
+    async with running_hub(FakeReplica()) as omni, admin_of(omni) as http:
+        omni.is_revoked = True
+        for path in ("requests", "requests?failed=1", "requests?waiting=1", "replicas/0/0"):
+            assert "omni hub allow hub-1" in (await http.get(f"/admin/{path}")).json()["problem"]
+        assert "omni hub allow hub-1" in (await http.get("/admin/requests/nobody")).text
+        omni.is_revoked = False
+        assert "problem" not in (await http.get("/admin/requests")).json()
 
 
 async def test_a_hub_that_keeps_none_says_so() -> None:

@@ -103,6 +103,7 @@ def test_a_line_and_the_picks_are_read_from_the_same_bytes() -> None:
     kept = encoded(failing_walk(), mark(0, 0, 2.0), mark(0, 1, 4.0, SLOT), ending=Ending("failed", "StageError", 1))
     line = line_of(kept, "hub-1")
     assert (line.shown_id, line.outcome, line.error, line.replicas) == ("r1", "failed", "StageError", ["0/0"])
+    assert line.error_stage == 1
     assert picks_of(kept) == [(0, 1002.0, 0, ROWS)]
 
 

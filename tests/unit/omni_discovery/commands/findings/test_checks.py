@@ -98,7 +98,7 @@ def test_namespaces_are_counted_by_their_replicas() -> None:
 @pytest.mark.parametrize(
     ("items", "told"),
     [
-        ([FORCE, HUB, record(), (keys.replica_key("n", 0, 1), b"{")], "record: /omni/v1/n/replicas/0/1"),
+        ([FORCE, HUB, record(), (keys.replica_key("n", 0, 1), b"{")], "the record of replica 0/1 is refused: /omni/v1"),
         (
             [FORCE, HUB, record(fingerprint="other")],
             f"replica 0/0 on gpu-7 does not match: it runs another deploy document than the one in force (other instead"
@@ -377,14 +377,23 @@ def test_of_many_keys_that_can_not_be_read_the_first_are_named_with_what_to_do()
     findings = found(FORCE, HUB, *many, bare=True)
     bad = [each for each in findings if each.topic == "record"]
     assert [each.text for each in bad[:8]] == [
-        f"{key}: has more than 98304 bytes, as no record has: find who writes it, then delete it with etcdctl del"
-        for key, _ in many[:8]
+        f"the record of replica 1/{number} is refused: /omni/v1/n/replicas/1/{number}: has more than 98304 bytes, as no"
+        " record has: find who writes it, then delete it with etcdctl del"
+        for number in range(100, 108)
     ]
     assert bad[0].advice.endswith("etcdctl del /omni/v1/n/replicas/1/100")
     assert (bad[8].text, bad[8].advice) == (
         "32 more keys can't be read, the last of them /omni/v1/n/replicas/1/139",
         "delete those above, and the next will be shown here",
     )
-    leases = [each.text for each in findings if each.topic == "lease"]
-    assert len(bad) == len(leases) == 9
+    assert len(bad) == 9
+    (lease,) = [each.text for each in findings if each.topic == "lease"]
+    assert lease.startswith("/omni/v1/n/hubs/hub-1 has no lease"), "a key that can't be read is named once"
+
+
+@pytest.mark.attack("K4")
+def test_of_many_records_without_a_lease_the_first_are_named() -> None:
+    many = [record(number) for number in range(100, 140)]
+    leases = [each.text for each in found(FORCE, HUB, *many, bare=True) if each.topic == "lease"]
+    assert len(leases) == 9
     assert "33 more keys have no lease" in leases[8]

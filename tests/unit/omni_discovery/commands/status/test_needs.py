@@ -222,6 +222,9 @@ def test_a_revoked_hub_a_bad_record_and_a_key_that_no_shell_may_run() -> None:
     bad = "/omni/v1/n/replicas/0/9;reboot"
     (record,) = told(*WELL, (bad, b"{"))
     assert record.command == ("etcdctl", "del", bad)
+    assert (record.replica, record.stage_id, hub.hub) == ("", 0, "hub-1")
+    (refused,) = told(*WELL, ("/omni/v1/n/replicas/1/7", b"{"))
+    assert (refused.replica, refused.stage_id) == ("1/7", 1)
     (hidden,) = told(*WELL, (f"{bad}\x1b[2J", b"{"))
     assert hidden.command == (), "what a terminal would not show is not to be pasted"
 
@@ -230,3 +233,20 @@ def test_a_hub_that_does_not_report_is_unknown_and_no_need() -> None:
     needs = judged(*WELL, (keys.beat_key("n", "hub-1"), b'{"counter": 1, "written_at": 4999}'))
     assert needs.found == ()
     assert needs.unknown[0].startswith("hub hub-1 does not report")
+
+
+def test_replicas_with_the_same_trouble_are_one_need_and_each_of_them_is_known() -> None:
+    needs = judged(*(replica(name, fingerprint="another") for name in ("0/0", "0/1")), WELL[2])
+    (need,) = needs.found
+    assert need.text.endswith("; so with 0/1")
+    assert [(each.replica, each.stage_id) for each in needs.each] == [("0/0", 0), ("0/1", 0)]
+    assert needs.each[1].command == ("omni", "drain", "0/1")
+
+
+def test_a_short_wait_is_a_note_for_who_asks_about_its_stage() -> None:
+    reason = "replica 1/0 is started again after 2.0 s; its last process: it broke"
+    needs = judged(*WELL, wait(WaitKind.RESTART, reason))
+    assert needs.found == ()
+    (note,) = needs.each
+    assert (note.grade, note.topic, note.stage_id) == (Grade.NOTE, "waiting", 1)
+    assert note.text.endswith(reason)

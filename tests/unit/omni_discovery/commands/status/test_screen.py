@@ -51,14 +51,14 @@ def test_what_needs_somebody_comes_first_with_its_command() -> None:
 
 
 def test_what_tells_more_stands_below_once_with_the_host_where_it_is_asked() -> None:
-    """It asks a hub and not etcd: of the flags it needs the namespace alone."""
+    """It asks a hub, and etcd for what is wrong."""
     failed = replace(need("1 of 2 failed"), more=("omni", "why", "--last-failures"), more_host="front")
     flags = Flags(("--etcd-endpoints", "a:2379", "--namespace", "prod"), "a:2379")
     lines = status_text(status(failed, failed), flags, 80).plain.splitlines()
     assert lines[5:10] == [
         "    Which requests failed last, where they had been and how they ended, asked on",
         "    front:",
-        "      omni why --last-failures --namespace prod",
+        "      omni why --last-failures --etcd-endpoints a:2379 --namespace prod",
         " 2. replica: 1 of 2 failed",
         "    mend it",
     ]
