@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from hub.api.audio.threads import EncoderThreads
     from hub.async_omni import AsyncOmni
-    from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
 
 
@@ -80,23 +79,21 @@ class ChatCompletions:
         return self._route.whole(body, answer.received_at_s, answer.timings_s)
 
     async def _streamed(self, chat: ChatRequest, answer: StreamedAnswer, generation: Generation) -> Response:
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await generation.first()
+        await generation.begin()
         usage = chat.stream_options is not None and chat.stream_options.include_usage
-        events = _events(answer, first, generation, usage=usage, timings=chat.include_timings)
+        events = _events(answer, generation, usage=usage, timings=chat.include_timings)
         return GenerationStream(generation, events, "text/event-stream", stale_header(self._route.omni))
 
 
 async def _events(
     answer: StreamedAnswer,
-    first: tuple[int, OmniOutput] | None,
     generation: Generation,
     *,
     usage: bool,
     timings: bool,
 ) -> AsyncIterator[bytes]:
     try:
-        async for number, output in generation.from_first(first):
+        async for number, output in generation.outputs():
             async for event in answer.events(number, output):
                 yield event
         if usage or timings:

@@ -24,6 +24,7 @@ from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
 from hub.api.generation.timings import server_timing
+from hub.api.held_headers import headers_latest_s
 from hub.api.protocols import cut_answer
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import OmniError, RequestError
@@ -145,6 +146,10 @@ class Generation:
             for request_id, ask in zip(self._ids, asks, strict=True)
         ]
         self._merged = self._merge()
+        #: The wait for the first output, where headers left before it came.
+        self._awaiting: asyncio.Future[tuple[int, OmniOutput] | None] | None = None
+        self._first: tuple[int, OmniOutput] | None = None
+        self._headers_latest_s = headers_latest_s(came.request.scope)
         self._request = came.request
         #: Whether the client has closed its connection.
         self.has_left = False
@@ -155,27 +160,44 @@ class Generation:
         """The outputs. Raise RequestError."""
         return self._merged
 
-    async def first(self) -> tuple[int, OmniOutput] | None:
-        """The first output, or None if there is none; an error before it is raised here, and closes all."""
+    async def begin(self) -> None:
+        """Wait for the first output, or until the headers leave without it.
+
+        The first output decides the status: an error before it is raised here, and closes all.
+        """
         try:
-            first = await anext(self._merged, None)
-            if first is not None:
-                self.exchange.note_output(first[1])
+            if self._headers_latest_s is None:
+                self._first = await self._next()
+                return
+            self._awaiting = asyncio.ensure_future(self._next())
+            await asyncio.wait({self._awaiting}, timeout=max(0.0, self._headers_latest_s - time.monotonic()))
+            if self._awaiting.done():
+                self._first, self._awaiting = self._awaiting.result(), None
         except BaseException:
             await self.close()
             raise
-        return first
 
-    async def from_first(self, first: tuple[int, OmniOutput] | None) -> AsyncGenerator[tuple[int, OmniOutput], None]:
-        """The output that ``first`` has returned, and all after it. Raise RequestError."""
+    async def outputs(self) -> AsyncGenerator[tuple[int, OmniOutput], None]:
+        """The outputs, after ``begin``. Raise RequestError."""
+        first = self._first if self._awaiting is None else await self._awaiting
         if first is not None:
             yield first
             async for each in self._merged:
                 yield each
 
+    async def _next(self) -> tuple[int, OmniOutput] | None:
+        first = await anext(self._merged, None)
+        if first is not None:
+            self.exchange.note_output(first[1])
+        return first
+
     async def close(self) -> None:
         """End what still runs. Idempotent."""
         self._watch.cancel()
+        if self._awaiting is not None:
+            # It reads the outputs, which nobody else may close meanwhile.
+            self._awaiting.cancel()
+            await asyncio.gather(self._awaiting, return_exceptions=True)
         await self._merged.aclose()
 
     @property

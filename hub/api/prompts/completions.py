@@ -106,10 +106,9 @@ class Completions:
         generation = self._route.generation(came, asked, asks)
         if not asked.stream:
             return await self._whole(answer, generation)
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await generation.first()
+        await generation.begin()
         return GenerationStream(
-            generation, _events(answer, first, generation), "text/event-stream", stale_header(self._route.omni)
+            generation, _events(answer, generation), "text/event-stream", stale_header(self._route.omni)
         )
 
     async def _whole(self, answer: _Completion, generation: Generation) -> Response:
@@ -190,13 +189,11 @@ class _Completion:
         return {"timings_s": shown_timings(self.timings_s)} if self.asked.include_timings else {}
 
 
-async def _events(
-    answer: _Completion, first: tuple[int, OmniOutput] | None, generation: Generation
-) -> AsyncIterator[bytes]:
+async def _events(answer: _Completion, generation: Generation) -> AsyncIterator[bytes]:
     options = answer.asked.stream_options
     counts_each = options is not None and options.continuous_usage_stats
     try:
-        async for number, came in generation.from_first(first):
+        async for number, came in generation.outputs():
             output = answer.shown(came)
             if answer.note(number, output) and (output.text or output.logprobs or output.finish_reason is not None):
                 yield await encode_event(
