@@ -68,7 +68,8 @@ class _UnsentAnswer:
         is_nothing = message["type"] == "http.response.body" and not message.get("body") and message.get("more_body")
         if is_nothing and self._headers is not None:
             return
-        await self._release()
+        if self._headers is not None or self._in_order.locked():
+            await self._release()
         await self._send(message)
 
     def close(self) -> None:

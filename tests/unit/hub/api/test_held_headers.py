@@ -22,7 +22,7 @@ def piece(body: bytes) -> dict[str, Any]:
 class Client:
     """Asks one application, and notes what has left for it."""
 
-    def __init__(self, application: Callable[..., Any], wait_s: float | None = None, **scope: Any) -> None:
+    def __init__(self, application: Callable[..., Any], wait_s: float | None = None, **scope: str) -> None:
         self.left: list[dict[str, Any]] = []
         self.scope: dict[str, Any] = {"type": "http", "method": "POST", **scope}
         self._app = HeldHeaders(application, wait_s)
@@ -74,7 +74,7 @@ async def test_what_is_no_post_waits_for_nothing(scope: dict[str, str]) -> None:
         await send(START)
         assert client.kinds == ["start"]
 
-    client = Client(app, **scope)
+    client = Client(app, None, **scope)
     await client.ask()
 
 
