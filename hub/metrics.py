@@ -132,6 +132,11 @@ class HubMetrics:
         self.requests = Counter(
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
+        self.resumed = Counter(
+            "omni_hub_requests_resumed",
+            "Streamed answers that were made again for clients that had a part of them from a hub before.",
+            registry=self.registry,
+        )
         self.http_cuts = Counter(
             "omni_hub_http_cut",
             "Connections of clients that the hub closed because they kept it waiting, for their place or memory, or "

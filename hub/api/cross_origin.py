@@ -28,7 +28,14 @@ FORM: Final = "multipart/form-data"
 #: Methods that change nothing.
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Headers of answers that pages of allowed origins may read.
-_EXPOSED: Final = ("retry-after", "server-timing", "x-omni-replicas", "x-omni-request-id", "x-request-id")
+_EXPOSED: Final = (
+    "retry-after",
+    "server-timing",
+    "x-omni-replicas",
+    "x-omni-request-id",
+    "x-omni-resume",
+    "x-request-id",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,15 @@ class ModelNotFoundError(InvalidRequestError):
         super().__init__(f"the model {asked!r} is not served here; there is {served!r}", 404)
 
 
+class RetryConflictError(InvalidRequestError):
+    """A request is not what it says it repeats, or is under way already. ``code`` says which."""
+
+    def __init__(self, code: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message, 409)
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
 #: Status, OpenAI's ``type`` and our ``code``, the first class that fits.
 _KINDS: tuple[tuple[type[OmniError], int, str, str], ...] = (
     (OverloadedError, 429, "rate_limit_error", "overloaded"),
@@ -85,6 +94,8 @@ def describe(error: OmniError) -> tuple[int, dict[str, Any]]:
     """The HTTP status of an error and its body."""
     if isinstance(error, ModelNotFoundError):
         return error.status, error_body(message_of(error), "invalid_request_error", "model_not_found", "model")
+    if isinstance(error, RetryConflictError):
+        return error.status, error_body(message_of(error), "invalid_request_error", error.code)
     if isinstance(error, InvalidRequestError):
         return error.status, error_body(message_of(error), *_REFUSED[error.status])
     for kind, status, name, code in _KINDS:
@@ -122,7 +133,7 @@ def error_response(error: OmniError) -> JSONResponse:
     headers = {}
     if isinstance(error, RequestError) and error.retry_after_s is not None:
         headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    if isinstance(error, PoisonousRequestError):
-        # OpenAI's clients repeat other answers with status 500 by themselves.
+    if isinstance(error, PoisonousRequestError) or (isinstance(error, RetryConflictError) and not headers):
+        # OpenAI's clients repeat other answers with status 500 or 409 by themselves.
         headers["x-should-retry"] = "false"
     return JSONResponse(body, status_code=status, headers=headers)

@@ -15,6 +15,7 @@ from hub.api.cross_origin import WebPolicy, guarded
 from hub.api.door.handshakes import TlsListener
 from hub.api.exchange import Exchanges
 from hub.api.generation.body import MAX_BODY_BYTES
+from hub.api.held_headers import HeldHeaders
 from hub.api.protocols import BoundedServer
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class HttpConfig:
     most_per_client: int = 0
     #: Whether each request leaves a line in the log.
     access_log: bool = False
+    #: How long the headers of an answer wait for its first piece, counted from the request; None: until it comes.
+    headers_wait_s: float | None = None
 
 
 class HttpServer:
@@ -95,7 +98,7 @@ class HttpServer:
         http = http or HttpConfig()
         self._bounded = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
         config = uvicorn.Config(
-            Exchanges(guarded(app, http.policy), logs=http.access_log),
+            Exchanges(HeldHeaders(guarded(app, http.policy), http.headers_wait_s), logs=http.access_log),
             **self._bounded.protocols,
             log_config=None,
             log_level="warning",

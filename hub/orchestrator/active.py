@@ -53,6 +53,8 @@ class AddRequest:
     #: The deploy document that serves the request (None: the hub has only one), and the client's sampling parameters.
     release: DeployVersion | None = None
     asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    #: What deterministic stages draw from, where parameters name no seed; None: from the request's id.
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class RequestParts:
     label: str = ""
     key: str = ""
     on_input_wait: Callable[[bool], None] | None = None
+    seed: int | None = None
 
 
 class Admission:
@@ -277,6 +278,7 @@ class Admission:
             on_input_wait=parts.on_input_wait,
             release=release,
             asked_params=parts.params or {},
+            seed=parts.seed,
         )
 
     def admit(self, request: AddRequest, in_flight: int, live_hubs: int) -> None:

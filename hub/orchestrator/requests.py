@@ -131,6 +131,7 @@ class Requests:
             companions=request.companions,
             is_companion=bool(request.parent_id),
             segmented=request.segmented,
+            seed=request.seed,
         )
         deadline_s = request.received_s + request.timeout_s
         left_s = max(0.0, deadline_s - time.perf_counter())

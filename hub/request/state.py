@@ -435,7 +435,8 @@ class RequestState:
     ``inputs`` is the client's prompt, or the first segment of it where ``segmented``. ``params`` are sampling
     parameters by stage. ``attempts`` limits the dispatches of each stage. ``request_timestamp`` is wall-clock seconds.
     ``shown_id`` is the client's own name for the request; ``priority``: lower goes first. ``companions`` are prompts by
-    role, and ``is_companion`` marks a request that is one: its hand-off goes to its parent.
+    role, and ``is_companion`` marks a request that is one: its hand-off goes to its parent. ``seed``, below 2**62, is
+    for deterministic stages; None: it is made of the id.
     """
 
     def __init__(
@@ -452,6 +453,7 @@ class RequestState:
         *,
         is_companion: bool = False,
         segmented: bool = False,
+        seed: int | None = None,
     ) -> None:
         self.request_id = request_id
         self.inputs = inputs
@@ -460,7 +462,7 @@ class RequestState:
         self.attempts = attempts
         #: For whatever is drawn at random in deterministic stages, if the client names no seed: one for all attempts.
         #: Below 2**62, as the seeds that clients may give.
-        self.seed = seed_of(request_id) >> (SEED_BITS - 62)
+        self.seed = seed_of(request_id) >> (SEED_BITS - 62) if seed is None else seed
         #: The stages that were sent it: all their attempts get it.
         self.seeded: set[int] = set()
         self.shown_id = shown_id or request_id

@@ -234,6 +234,7 @@ ATTACKS: Final = (
     Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
     Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
+    Attack("O11", "a stranger shows the resumption token of another client, or guesses one", "409; nothing is kept"),
 )
 
 #: Rows without a test, and why.

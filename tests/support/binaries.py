@@ -1,4 +1,4 @@
-"""Etcd binaries, Prometheus, the Docker engine and docker compose. Absent on a workplace is a skip, in CI a failure."""
+"""Binaries of etcd, HAProxy and Prometheus, Docker and its compose: absent is a skip here, and a failure in CI."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def require_compose() -> None:
         subprocess.run(["docker", "compose", "version"], check=True, capture_output=True, timeout=20)
     except (OSError, subprocess.SubprocessError) as error:
         absent(f"docker compose is not there: {error}")
+
+
+def require_haproxy() -> str:
+    """Debian's HAProxy."""
+    # Debian puts it where ordinary users don't look.
+    found = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+    if found is None:
+        absent("haproxy is not there: apt-get install haproxy")
+    return found
 
 
 def require_promtool() -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from hub.api.audio.threads import EncoderThreads
     from hub.async_omni import AsyncOmni
-    from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
 
 _Word = Annotated[str, msgspec.Meta(max_length=64)]
@@ -114,9 +113,8 @@ class Speech:
             if generation.has_left:
                 return generation.left_response
             return Response(body, media_type=mime, headers=headers)
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await generation.first()
-        pieces = self._pieces(generation, first, sound, usage)
+        await generation.begin()
+        pieces = self._pieces(generation, sound, usage)
         if speech.streams == "sse":
             return GenerationStream(generation, _events(generation, pieces, usage), "text/event-stream", headers)
         return GenerationStream(generation, _bytes(generation, pieces), mime, headers)
@@ -137,11 +135,9 @@ class Speech:
             raise InvalidRequestError("no sound came out: the stages before have made nothing of this text", 422)
         return body
 
-    async def _pieces(
-        self, generation: Generation, first: tuple[int, OmniOutput] | None, sound: SoundFile, usage: Usage
-    ) -> AsyncIterator[bytes]:
+    async def _pieces(self, generation: Generation, sound: SoundFile, usage: Usage) -> AsyncIterator[bytes]:
         """The file, as it is made."""
-        async for _, output in generation.from_first(first):
+        async for _, output in generation.outputs():
             generation.exchange.note_output(output)
             usage.add(0, output)
             if output.data:

@@ -20,10 +20,17 @@ if TYPE_CHECKING:
     from hub.api.audio.threads import EncoderThreads
     from hub.api.chat.choices import Choice, Choices
     from hub.api.exchange import Exchange
+    from hub.api.generation.resumption import Progress
     from hub.api.generation.usage import Usage
     from hub.request.outputs import OmniOutput
     from omni_discovery.wire import TokenLogprob, TokenLogprobs
 
+#: The parts of a choice that a client may have had: bytes, and marks of what comes once.
+_TEXT: Final = "t"
+_SOUND: Final = "s"
+_PICTURE: Final = "p"
+_EXPIRY: Final = "x"
+_END: Final = "e"
 #: Pieces of base64 can be put together if each is made of whole groups of three bytes. A sample has two.
 _GROUP_BYTES: Final = 6
 
@@ -182,8 +189,10 @@ class _Parts:
 class StreamedAnswer(Answer):
     """Turns each output into events and keeps nothing but the state of encoders."""
 
-    def __init__(self, *args: Any, counts_each: bool = False, **more: Any) -> None:
+    def __init__(self, *args: Any, counts_each: bool = False, progress: Progress | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
+        #: What the client has had; None where the answer is not resumed.
+        self._progress = progress
         #: Whether every event has the token counts so far.
         self._counts_each = counts_each
         #: The choices that have sound, by index, and their bytes that wait for others.
@@ -209,10 +218,17 @@ class StreamedAnswer(Answer):
                 yield event
         elif output.data:
             data, mime = output.data, output.mime
+            if self._progress is not None and not self._progress.pass_whole(choice.index, _PICTURE, data):
+                return
             picture = partial(self._chunk, choice, output.modality, lambda: {"content": [image_part(data, mime)]})
             yield await encode_event(picture, len(data))
         elif output.text or self.logprobs(output):
-            words = self._words(choice, output.text)
+            text = output.text
+            if self._progress is not None:
+                text = self._progress.pass_text(choice.index, _TEXT, text)
+                if not text:
+                    return
+            words = self._words(choice, text)
             chunk = partial(self._chunk, choice, "text", lambda: words, logprobs=self.logprobs(output))
             yield await encode_event(chunk, output.size_bytes)
 
@@ -221,20 +237,34 @@ class StreamedAnswer(Answer):
         more: dict[str, Any] = {"usage": self.usage.shown()} if usage else {}
         if timings:
             more["timings_s"] = shown_timings(self.timings_s)
+        more |= self._reached()
         return event_of({**self.head, "object": "chat.completion.chunk", "choices": [], **more})
+
+    def check_end(self) -> None:
+        """Raise RetryConflictError if the answer has ended before all that the client had of it."""
+        if self._progress is not None:
+            self._progress.check_end()
+
+    def _reached(self) -> dict[str, str]:
+        return {} if self._progress is None else {"resume": self._progress.shown}
+
+    def _is_new(self, choice: Choice, kind: str) -> bool:
+        """Whether the client has not had this mark of a choice."""
+        return self._progress is None or self._progress.pass_whole(choice.index, kind, b"\1")
 
     async def _sound(self, choice: Choice, output: OmniOutput) -> AsyncIterator[bytes]:
         self._rests.setdefault(choice.index, b"")
         if self.sound_format == "wav":
             # As vLLM-Omni sends it: each piece is a file.
-            yield await self._heard(choice, output.data)
+            if self._progress is None or self._progress.pass_whole(choice.index, _SOUND, output.data):
+                yield await self._heard(choice, output.data)
             return
         async for made in self.encoded(choice, output, is_streamed=True):
             ready = self._rests[choice.index] + made
             whole = len(ready) - len(ready) % _GROUP_BYTES
             self._rests[choice.index] = ready[whole:]
-            if whole:
-                yield await self._heard(choice, ready[:whole])
+            if fresh := self._not_heard(choice, ready[:whole]):
+                yield await self._heard(choice, fresh)
 
     async def _end(self, choice: Choice) -> AsyncIterator[bytes]:
         """What is left of the sound, when it expires, and why the choice has ended."""
@@ -242,14 +272,20 @@ class StreamedAnswer(Answer):
             rest = self._rests[choice.index]
             if choice.index in self.files:
                 rest += await self.sounds.finished(self.files[choice.index])
-            if rest:
-                yield await self._heard(choice, rest)
-            # It is not kept for later turns: it expires when it is made.
-            expiry = {"audio": {"expires_at": self.head["created"]}}
-            last = self._chunk(choice, "audio", lambda: expiry)
-            del last["choices"][0]["finish_reason"]
-            yield event_of(last)
-        yield event_of(self._chunk(choice, choice.modality, dict, finish_reason=choice.finish_reason))
+            if fresh := self._not_heard(choice, rest):
+                yield await self._heard(choice, fresh)
+            if self._is_new(choice, _EXPIRY):
+                # It is not kept for later turns: it expires when it is made.
+                expiry = {"audio": {"expires_at": self.head["created"]}}
+                last = self._chunk(choice, "audio", lambda: expiry)
+                del last["choices"][0]["finish_reason"]
+                yield event_of(last)
+        if self._is_new(choice, _END):
+            yield event_of(self._chunk(choice, choice.modality, dict, finish_reason=choice.finish_reason))
+
+    def _not_heard(self, choice: Choice, data: bytes) -> bytes:
+        """What the client has not had of the next bytes of sound. Raise RetryConflictError."""
+        return data if self._progress is None or not data else self._progress.pass_on(choice.index, _SOUND, data)
 
     async def _heard(self, choice: Choice, data: bytes) -> bytes:
         def delta() -> dict[str, Any]:
@@ -273,15 +309,17 @@ class StreamedAnswer(Answer):
     ) -> dict[str, Any]:
         """One event of the stream; its ``modality`` is text, image or audio, as vLLM-Omni has it."""
         delta = make_delta()
-        if not choice.is_shown:
-            choice.is_shown = True
+        is_first = not choice.is_shown and (self._progress is None or not self._progress.was_begun(choice.index))
+        choice.is_shown = True
+        if is_first:
             if choice.is_spoken and self.choices.expects_sound:
                 delta["audio"] = {"id": self.sound_id(choice), **delta.get("audio", {})}
             delta = {"role": "assistant", **delta}
         shown: dict[str, Any] = {"index": choice.index, "delta": delta, "finish_reason": finish_reason}
         if logprobs:
             shown["logprobs"] = {"content": shown_places(logprobs, self.top_logprobs or 0), "refusal": None}
-        more = {"usage": self.usage.shown()} if self._counts_each else {}
+        more: dict[str, Any] = {"usage": self.usage.shown()} if self._counts_each else {}
+        more |= self._reached()
         return {**self.head, "object": "chat.completion.chunk", "modality": modality, "choices": [shown], **more}
 
 

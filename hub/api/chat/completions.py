@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
 from hub.api.chat.answer import StreamedAnswer, WholeAnswer
 from hub.api.chat.choices import Choices
 from hub.api.chat.schema import ChatRequest, chat_params, parse_chat, refuse_embeddings
-from hub.api.errors import describe
 from hub.api.generation.fields import with_seed
-from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
+from hub.api.generation.running import Ask, Came, Generation, Route
 from hub.api.generation.usage import Usage
 from omni_discovery.errors import InvalidRequestError, OmniError
 from omni_discovery.inputs.media_links import links_of
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
     from hub.api.audio.threads import EncoderThreads
     from hub.async_omni import AsyncOmni
-    from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
 
 
@@ -61,12 +59,17 @@ class ChatCompletions:
             *(came.exchange, self._route.model, Choices(self._modalities(chat), answers)),
             *(Usage(stage_ids, answers), self._sounds),
         )
-        more = {"sound_format": chat.sound_format, "top_logprobs": (chat.top_logprobs or 0) if chat.logprobs else None}
-        generation = self._route.generation(came, chat, asks)
+        more: dict[str, Any] = {
+            "sound_format": chat.sound_format,
+            "top_logprobs": (chat.top_logprobs or 0) if chat.logprobs else None,
+        }
+        can_resume = bool(chat.stream) and not chat.logprobs
+        generation = self._route.generation(came, chat, asks, can_resume=can_resume)
         if not chat.stream:
             return await self._whole(chat, WholeAnswer(*given, **more), generation)
         counts_each = chat.stream_options is not None and chat.stream_options.continuous_usage_stats
-        return await self._streamed(chat, StreamedAnswer(*given, **more, counts_each=counts_each), generation)
+        more |= {"counts_each": counts_each, "progress": generation.progress}
+        return await self._streamed(chat, StreamedAnswer(*given, **more), generation)
 
     async def _whole(self, chat: ChatRequest, answer: WholeAnswer, generation: Generation) -> Response:
         try:
@@ -80,28 +83,26 @@ class ChatCompletions:
         return self._route.whole(body, answer.received_at_s, answer.timings_s)
 
     async def _streamed(self, chat: ChatRequest, answer: StreamedAnswer, generation: Generation) -> Response:
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await generation.first()
         usage = chat.stream_options is not None and chat.stream_options.include_usage
-        events = _events(answer, first, generation, usage=usage, timings=chat.include_timings)
-        return GenerationStream(generation, events, "text/event-stream", stale_header(self._route.omni))
+        events = _events(answer, generation, usage=usage, timings=chat.include_timings)
+        return await self._route.streamed(generation, events)
 
 
 async def _events(
     answer: StreamedAnswer,
-    first: tuple[int, OmniOutput] | None,
     generation: Generation,
     *,
     usage: bool,
     timings: bool,
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     try:
-        async for number, output in generation.from_first(first):
+        async for number, output in generation.outputs():
             async for event in answer.events(number, output):
                 yield event
+        if not generation.has_left:
+            answer.check_end()
         if usage or timings:
             yield answer.last(usage=usage, timings=timings)
     except OmniError as error:
-        answer.exchange.note_error(error)
-        yield event_of(describe(error)[1])
+        yield generation.event_of_error(error)
     yield b"data: [DONE]\n\n"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -19,14 +21,30 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
 
 from hub.api.cross_origin import check_content_type
-from hub.api.errors import error_response
+from hub.api.errors import RetryConflictError, describe, error_response
 from hub.api.exchange import Exchange, exchange_of
+from hub.api.generation import idempotency, resumption
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
+from hub.api.generation.idempotency import IdempotencyKeys
+from hub.api.generation.resumption import (
+    NO_NONCE,
+    NONCE_BYTES,
+    SEED_BITS,
+    Asker,
+    Place,
+    Progress,
+    nonce_of,
+    parse_place,
+    place_of_new,
+    seed_of_nonce,
+)
 from hub.api.generation.timings import server_timing
+from hub.api.held_headers import headers_latest_s
 from hub.api.protocols import cut_answer
 from hub.orchestrator.tracing import trace_headers
-from omni_discovery.errors import OmniError, RequestError
+from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
+from omni_discovery.text import MAX_LABEL, is_label
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -40,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 _Fields = TypeVar("_Fields", bound=RequestFields)
 
+_JSON: Final = "application/json"
 #: nginx's status for a client that closed its connection before the answer.
 _CLIENT_LEFT: Final = 499
 #: Outputs of several requests that may wait for the one that reads them all.
@@ -60,6 +79,38 @@ class Ask:
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+class Repeat:
+    """What one HTTP request says of another that it repeats, or by which it may be repeated."""
+
+    def __init__(self, place: Place | None = None, *, shows_token: bool = False) -> None:
+        #: Where its answer begins; None for a request that will not be repeated.
+        self._place = place
+        self._shows_token = shows_token
+        #: Ends the claim of its key, or frees the key again.
+        self.end: Callable[[], None] = _nothing
+        self.forget: Callable[[], None] = _nothing
+
+    def seed_of(self, number: int) -> int | None:
+        """The seed of the request with this number; None: each hub makes its own."""
+        return None if self._place is None else (seed_of_nonce(self._place.nonce) + number) % (1 << SEED_BITS)
+
+    def progress(self, *, can_resume: bool) -> Progress | None:
+        """What is to be told of a streamed answer; None where its client asks for nothing of it.
+
+        Raise InvalidRequestError if the client wants it resumed and it can't be.
+        """
+        if self._shows_token and not can_resume:
+            raise InvalidRequestError(
+                f"{resumption.HEADER}: only a chat or a completion with 'stream': true, and without log probabilities, "
+                "is resumed: leave the header out"
+            )
+        return Progress(self._place) if self._place is not None and can_resume else None
+
+
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Came:
     """An HTTP request whose body was read and checked."""
@@ -68,6 +119,7 @@ class Came:
     exchange: Exchange
     #: When its last byte had come, on ``time.perf_counter``: a slow sender doesn't count as time in the hub.
     received_s: float
+    repeat: Repeat = field(default_factory=Repeat)
 
 
 class Route:
@@ -78,17 +130,19 @@ class Route:
         self.deploy = deploy
         self.model = deploy.served_name
         self._prefix = prefix
+        self._idempotency_keys = IdempotencyKeys()
 
     async def answer(
         self,
         request: Request,
         parse: Callable[[bytes], _Fields],
         respond: Callable[[_Fields, Came], Awaitable[Response]],
-        content_type: str = "application/json",
+        content_type: str = _JSON,
     ) -> Response:
         """Read a body of this type, check it, and have it answered; an OmniError becomes an answer, too."""
         exchange = exchange_of(request.scope)
         exchange.request_id = f"{self._prefix}-{exchange.request_id}"
+        repeat = Repeat()
         try:
             with self.omni.rejections.counted():
                 check_content_type(request, content_type)
@@ -97,18 +151,61 @@ class Route:
                 fields = parse(body)
                 check_model(fields.model, self.model)
                 self.omni.client_bounds.check_asked(fields.timeout, fields.priority)
-            return await respond(fields, Came(request, exchange, received_s))
+                # A form is never the same twice: its boundary is drawn anew each time.
+                repeat = self._repeat(request, exchange, body) if content_type == _JSON else _no_repeat(request)
+            return await respond(fields, Came(request, exchange, received_s, repeat))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
+            repeat.forget()
             exchange.note_error(error)
             return error_response(error)
+        except BaseException:
+            repeat.forget()
+            raise
 
-    def generation(self, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> Generation:
-        """Begin these requests when the first output is asked for. Raise if its client has no room for so many."""
+    def _repeat(self, request: Request, exchange: Exchange, body: bytes) -> Repeat:
+        """What the headers say of it. Raise InvalidRequestError, RetryConflictError."""
+        key, shown = _only(request, idempotency.HEADER), _only(request, resumption.HEADER)
+        if key is None and shown is None:
+            return Repeat()
+        asker = Asker(exchange.key_digest, request.url.path, body)
+        if key is not None and not is_label(key):
+            raise InvalidRequestError(f"{idempotency.HEADER} has 1 to {MAX_LABEL} printable ASCII characters")
+        if shown is not None and shown != resumption.NEW:
+            place = parse_place(shown, asker)
+        else:
+            nonce = secrets.token_bytes(NONCE_BYTES) if key is None else nonce_of(exchange.key_digest, key)
+            place = place_of_new(nonce, asker)
+        repeat = Repeat(place, shows_token=shown is not None)
+        if key is not None:
+            keys = self._idempotency_keys
+            claim = keys.begin(exchange.key_digest, key, asker.digest(NO_NONCE), time.monotonic())
+            repeat.end, repeat.forget = lambda: keys.end(claim, time.monotonic()), partial(keys.forget, claim)
+        return repeat
+
+    def generation(
+        self, came: Came, fields: RequestFields, asks: Sequence[Ask], *, can_resume: bool = False
+    ) -> Generation:
+        """Begin these requests when the first output is asked for. Raise if its client has no room for so many.
+
+        ``can_resume``: whether the answer is one that can be resumed; raise if its client wants another resumed.
+        """
         with self.omni.rejections.counted():
+            progress = came.repeat.progress(can_resume=can_resume)
             came.exchange.charge(sum(1 + len(ask.companions) for ask in asks) - 1)
-        return Generation(self.omni, came, fields, asks)
+        return Generation(self.omni, came, fields, asks, progress)
+
+    async def streamed(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> Response:
+        """A streamed answer. Its status is decided by the first output, or, where it is resumed, by the first event."""
+        await generation.begin()
+        headers, progress, shown = stale_header(self.omni), generation.progress, events
+        if progress is not None:
+            headers[resumption.HEADER] = progress.token
+            if progress.is_resumed:
+                self.omni.hub_metrics.resumed.inc()
+                shown = await generation.from_first_event(events)
+        return GenerationStream(generation, shown, "text/event-stream", headers)
 
     def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:
         """A whole answer with its timings. ``received_at_s``: when its last output came, on ``time.perf_counter``."""
@@ -118,11 +215,36 @@ class Route:
         return Response(body, media_type="application/json", headers=headers)
 
 
+def _no_repeat(request: Request) -> Repeat:
+    """The same for a request that can't be repeated. Raise InvalidRequestError if its client wants it resumed."""
+    return Repeat(shows_token=_only(request, resumption.HEADER) is not None)
+
+
+def _only(request: Request, name: str) -> str | None:
+    """The value of a header that may be there once. Raise InvalidRequestError."""
+    found = request.headers.getlist(name)
+    if len(found) > 1:
+        raise InvalidRequestError(f"{name} is there {len(found)} times: send it once")
+    return found[0].strip() if found else None
+
+
 class Generation:
     """The outputs of requests that run side by side, each with the number of its request. Close it."""
 
-    def __init__(self, omni: AsyncOmni, came: Came, fields: RequestFields, asks: Sequence[Ask]) -> None:
+    def __init__(
+        self,
+        omni: AsyncOmni,
+        came: Came,
+        fields: RequestFields,
+        asks: Sequence[Ask],
+        progress: Progress | None = None,
+    ) -> None:
         self._omni = omni
+        self._repeat = came.repeat
+        #: What the client has had of the answer; None where it can't be resumed, or nobody asks for that.
+        self.progress = progress
+        #: Whether an error is raised because nothing was sent yet; else it is an event.
+        self._raises = False
         self.exchange = exchange = came.exchange
         name = exchange.request_id
         self._ids = [name] if len(asks) == 1 else [f"{name}-{number}" for number in range(len(asks))]
@@ -141,10 +263,15 @@ class Generation:
                 async_chunk=fields.async_chunk,
                 companions=ask.companions,
                 trace_headers=headers,
+                seed=came.repeat.seed_of(number),
             )
-            for request_id, ask in zip(self._ids, asks, strict=True)
+            for number, (request_id, ask) in enumerate(zip(self._ids, asks, strict=True))
         ]
         self._merged = self._merge()
+        #: The wait for the first output, where headers left before it came.
+        self._awaiting: asyncio.Future[tuple[int, OmniOutput] | None] | None = None
+        self._first: tuple[int, OmniOutput] | None = None
+        self._headers_latest_s = headers_latest_s(came.request.scope)
         self._request = came.request
         #: Whether the client has closed its connection.
         self.has_left = False
@@ -155,27 +282,71 @@ class Generation:
         """The outputs. Raise RequestError."""
         return self._merged
 
-    async def first(self) -> tuple[int, OmniOutput] | None:
-        """The first output, or None if there is none; an error before it is raised here, and closes all."""
+    async def begin(self) -> None:
+        """Wait for the first output, or until the headers leave without it.
+
+        The first output decides the status: an error before it is raised here, and closes all.
+        """
         try:
-            first = await anext(self._merged, None)
-            if first is not None:
-                self.exchange.note_output(first[1])
+            if self._headers_latest_s is None:
+                self._first = await self._next()
+                return
+            self._awaiting = asyncio.ensure_future(self._next())
+            await asyncio.wait({self._awaiting}, timeout=max(0.0, self._headers_latest_s - time.monotonic()))
+            if self._awaiting.done():
+                self._first, self._awaiting = self._awaiting.result(), None
         except BaseException:
             await self.close()
             raise
-        return first
 
-    async def from_first(self, first: tuple[int, OmniOutput] | None) -> AsyncGenerator[tuple[int, OmniOutput], None]:
-        """The output that ``first`` has returned, and all after it. Raise RequestError."""
+    async def outputs(self) -> AsyncGenerator[tuple[int, OmniOutput], None]:
+        """The outputs, after ``begin``. Raise RequestError."""
+        first = self._first if self._awaiting is None else await self._awaiting
         if first is not None:
             yield first
             async for each in self._merged:
                 yield each
 
+    async def from_first_event(self, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        """The events, when the first is there; an error before it is raised here, and closes all.
+
+        Where headers must not wait so long, all errors are events.
+        """
+        if self._headers_latest_s is not None:
+            return events
+        self._raises = True
+        try:
+            first = await anext(events)
+        except BaseException:
+            await self.close()
+            raise
+        finally:
+            self._raises = False
+        return _chained(first, events)
+
+    def event_of_error(self, error: OmniError) -> bytes:
+        """The event of an error that ends the stream. Raise it where nothing was sent yet."""
+        if isinstance(error, RetryConflictError):
+            self._omni.rejections.count(error)
+        if self._raises:
+            raise error
+        self.exchange.note_error(error)
+        return event_of(describe(error)[1])
+
+    async def _next(self) -> tuple[int, OmniOutput] | None:
+        first = await anext(self._merged, None)
+        if first is not None:
+            self.exchange.note_output(first[1])
+        return first
+
     async def close(self) -> None:
         """End what still runs. Idempotent."""
+        self._repeat.end()
         self._watch.cancel()
+        if self._awaiting is not None:
+            # It reads the outputs, which nobody else may close meanwhile.
+            self._awaiting.cancel()
+            await asyncio.gather(self._awaiting, return_exceptions=True)
         await self._merged.aclose()
 
     @property
@@ -236,6 +407,13 @@ async def _pump(
     except Exception as error:  # noqa: BLE001 - whoever reads raises it
         end = error
     await queue.put((number, end))
+
+
+async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
 
 
 class CutShortError(OmniError):

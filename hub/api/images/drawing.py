@@ -53,10 +53,9 @@ class Drawing:
         generation = self.route.generation(came, asked, asks)
         headers = stale_header(self.route.omni)
         if asked.stream:
-            # The first output decides the status: an error before it is an ordinary error answer.
-            first = await generation.first()
+            await generation.begin()
             shown = _ShownPictures(self._event, usage, asked.partial_images or 0)
-            events = self._events(generation, first, shown)
+            events = self._events(generation, shown)
             return GenerationStream(generation, events, "text/event-stream", headers)
         drawn = await _whole(generation, usage)
         if generation.has_left:
@@ -67,11 +66,9 @@ class Drawing:
         body = await asyncio.to_thread(_body, drawn, usage)
         return Response(body, media_type="application/json", headers=headers)
 
-    async def _events(
-        self, generation: Generation, first: tuple[int, OmniOutput] | None, shown: _ShownPictures
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, generation: Generation, shown: _ShownPictures) -> AsyncIterator[bytes]:
         try:
-            async for number, output in generation.from_first(first):
+            async for number, output in generation.outputs():
                 generation.exchange.note_output(output)
                 for event in await shown.events_of(number, output):
                     yield event

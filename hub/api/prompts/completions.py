@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 from starlette.responses import Response
 
-from hub.api.errors import describe
 from hub.api.generation.body import AnswerSize, decode_body, encode_body, encode_event
 from hub.api.generation.fields import (
     MOST_ANSWERS,
@@ -22,7 +21,7 @@ from hub.api.generation.fields import (
     stage_params,
     with_seed,
 )
-from hub.api.generation.running import Ask, Came, Generation, GenerationStream, Route, event_of, stale_header
+from hub.api.generation.running import Ask, Came, Generation, Route, event_of
 from hub.api.generation.timings import shown_timings
 from hub.api.generation.usage import Usage
 from omni_discovery.errors import InvalidRequestError, OmniError
@@ -32,11 +31,15 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from hub.api.generation.resumption import Progress
     from hub.async_omni import AsyncOmni
     from hub.request.outputs import OmniOutput
     from omni_discovery.deploy.document import DeployConfig
     from omni_discovery.wire import TokenLogprobs
 
+#: The parts of an answer that a client may have had.
+_TEXT: Final = "t"
+_END: Final = "e"
 #: Token ids of one body: as many as fit into it with five digits each.
 MOST_TOKEN_IDS: Final = 1 << 19
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -103,14 +106,11 @@ class Completions:
         asks = [Ask(each, with_seed(params, k), modalities) for each in asked.prompts for k in range(answers)]
         usage = Usage([each.stage_id for each in self._route.deploy.stages], answers)
         answer = _Completion(self._route.deploy, came, usage, asked)
-        generation = self._route.generation(came, asked, asks)
+        can_resume = bool(asked.stream) and asked.logprobs is None
+        generation = self._route.generation(came, asked, asks, can_resume=can_resume)
         if not asked.stream:
             return await self._whole(answer, generation)
-        # The first output decides the status: an error before it is an ordinary error answer.
-        first = await generation.first()
-        return GenerationStream(
-            generation, _events(answer, first, generation), "text/event-stream", stale_header(self._route.omni)
-        )
+        return await self._route.streamed(generation, _events(answer, generation))
 
     async def _whole(self, answer: _Completion, generation: Generation) -> Response:
         texts: defaultdict[int, list[OmniOutput]] = defaultdict(list)
@@ -180,35 +180,51 @@ class _Completion:
             "finish_reason": next((each.finish_reason for each in outputs if each.finish_reason is not None), None),
         }
 
-    def piece(self, number: int, output: OmniOutput, *, counts_each: bool) -> dict[str, Any]:
+    def piece(self, number: int, output: OmniOutput, progress: Progress | None, *, counts_each: bool) -> dict[str, Any]:
         """The body of the event of an output, with the token counts so far if ``counts_each``."""
         counts = {"usage": self.usage.shown()} if counts_each else {}
-        return {**self.head, "choices": [self.choice(number, [output])], **counts}
+        return {**self.head, "choices": [self.choice(number, [output])], **counts, **_reached(progress)}
 
     def timings(self) -> dict[str, Any]:
         """``timings_s``, if they are asked for."""
         return {"timings_s": shown_timings(self.timings_s)} if self.asked.include_timings else {}
 
 
-async def _events(
-    answer: _Completion, first: tuple[int, OmniOutput] | None, generation: Generation
-) -> AsyncIterator[bytes]:
-    options = answer.asked.stream_options
+async def _events(answer: _Completion, generation: Generation) -> AsyncGenerator[bytes, None]:
+    options, progress = answer.asked.stream_options, generation.progress
     counts_each = options is not None and options.continuous_usage_stats
     try:
-        async for number, came in generation.from_first(first):
+        async for number, came in generation.outputs():
             output = answer.shown(came)
-            if answer.note(number, output) and (output.text or output.logprobs or output.finish_reason is not None):
+            if not answer.note(number, output):
+                continue
+            if progress is not None:
+                output = _not_had(progress, number, output)
+            if output.text or output.logprobs or output.finish_reason is not None:
                 yield await encode_event(
-                    partial(answer.piece, number, output, counts_each=counts_each), output.size_bytes
+                    partial(answer.piece, number, output, progress, counts_each=counts_each), output.size_bytes
                 )
+        if progress is not None and not generation.has_left:
+            progress.check_end()
         if (options is not None and options.include_usage) or answer.asked.include_timings:
             counts = {"usage": answer.usage.shown()} if options is not None and options.include_usage else {}
-            yield event_of({**answer.head, "choices": [], **counts, **answer.timings()})
+            yield event_of({**answer.head, "choices": [], **counts, **answer.timings(), **_reached(progress)})
     except OmniError as error:
-        answer.exchange.note_error(error)
-        yield event_of(describe(error)[1])
+        yield generation.event_of_error(error)
     yield b"data: [DONE]\n\n"
+
+
+def _not_had(progress: Progress, number: int, output: OmniOutput) -> OmniOutput:
+    """An output without what the client has had of it. Raise RetryConflictError."""
+    if output.text:
+        output = replace(output, text=progress.pass_text(number, _TEXT, output.text))
+    if output.finish_reason is not None and not progress.pass_whole(number, _END, b"\1"):
+        output = replace(output, finish_reason=None)
+    return output
+
+
+def _reached(progress: Progress | None) -> dict[str, str]:
+    return {} if progress is None else {"resume": progress.shown}
 
 
 def _logprobs(places: Sequence[TokenLogprobs], top: int, offset: int) -> dict[str, Any]:

@@ -28,7 +28,13 @@ _LIMITS: Final = {
     "--max-connections": "max_connections",
     "--max-unfinished-bytes": "max_unfinished_bytes",
 }
-_NUMBERS: Final = (*_LIMITS, "--stream-idle-timeout", "--max-timeout", "--max-requests-per-client")
+_NUMBERS: Final = (
+    *_LIMITS,
+    "--stream-idle-timeout",
+    "--max-timeout",
+    "--max-requests-per-client",
+    "--stream-headers-wait",
+)
 _OTHERS: Final = ("--priority-range", "--allowed-hosts", "--allowed-origins")
 _RANGE: Final = re.compile(r"(-?\d{1,7}):(-?\d{1,7})")
 _ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s*]+/?", re.IGNORECASE)
@@ -63,6 +69,12 @@ def add_client_options(parser: argparse._ActionsContainer) -> None:
         help="POST requests and WebSockets that one API key, or without keys one IP address (a network of 64 bits in"
         " IPv6), may have under way, each counted by its answers, prompts times 'n'; more get a 429; a proxy in front"
         " is one address (default: no bound)",
+    )
+    parser.add_argument(
+        "--stream-headers-wait",
+        **seconds,
+        help="how long after its request the headers of an answer leave without its first piece, for proxies that wait"
+        " no longer; until then a client may repeat the request at another hub (default: they wait for the piece)",
     )
     parser.add_argument(
         "--header-timeout", **seconds, help="how long the header of a request may take to come (default: 15)"
@@ -154,6 +166,7 @@ def http_config(arguments: argparse.Namespace, bound_to: str, descriptors: int) 
         web_policy(bound_to, hosts, origins),
         arguments.max_requests_per_client or 0,
         arguments.access_log,
+        arguments.stream_headers_wait,
     )
 
 

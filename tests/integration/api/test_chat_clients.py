@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from hub.api.routes import build_app
-from hub.api.server import HttpServer
+from hub.api.server import HttpConfig, HttpServer
 from omni_discovery.sockets.listen import bind
 from tests.integration.hub.test_streaming_input import ONE
 from tests.support.hub_fakes import deploy_of, until
@@ -20,11 +20,11 @@ from tests.support.serving import HUBS, hub_of
 
 
 @asynccontextmanager
-async def served(replica: LocalReplica) -> AsyncIterator[int]:
+async def served(replica: LocalReplica, http: HttpConfig | None = None) -> AsyncIterator[int]:
     """The port of a hub before this replica."""
     async with hub_of(ONE, replica) as omni:
         listeners = bind("127.0.0.1", 0)
-        server = HttpServer(omni, build_app(omni, deploy_of(ONE), 0))
+        server = HttpServer(omni, build_app(omni, deploy_of(ONE), 0), http)
         server.start(listeners)
         try:
             yield listeners[0].getsockname()[1]
@@ -86,3 +86,22 @@ async def test_an_answer_that_ends_ends_the_watch_over_its_client() -> None:
                     await reader.readuntil(b"[DONE]" if stream else b'"usage"')
                 await until(lambda: not any("ClientWatch" in repr(task) for task in asyncio.all_tasks()), soon_s(2.0))
                 writer.close()
+
+
+async def test_headers_leave_before_the_first_piece_only_where_that_is_set() -> None:
+    """1. nothing of a stream is made yet: its headers wait; 2. where a wait is set, they come when it is over"""
+    with LocalReplica(HUBS, capacity=2, delay_s=30.0) as replica:
+        async with served(replica) as port:
+            reader, writer = await ask(port, "word", stream=True)
+            await until(lambda: len(replica.loop) == 1, 5.0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(reader.read(1), 0.5)
+            writer.transport.abort()
+            await until(lambda: len(replica.loop) == 0, soon_s(2.0))
+        async with served(replica, HttpConfig(headers_wait_s=0.2)) as port:
+            reader, writer = await ask(port, "word", stream=True)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), soon_s(5.0))
+            assert head.startswith(b"HTTP/1.1 200")
+            assert len(replica.loop) == 1
+            writer.transport.abort()
+            await until(lambda: len(replica.loop) == 0, soon_s(2.0))

@@ -18,7 +18,7 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 
 NUMBERS = (
     *("--header-timeout", "--body-timeout", "--send-timeout", "--stream-idle-timeout", "--max-timeout"),
-    *("--max-connections", "--max-unfinished-bytes", "--max-requests-per-client"),
+    *("--max-connections", "--max-unfinished-bytes", "--max-requests-per-client", "--stream-headers-wait"),
 )
 
 
