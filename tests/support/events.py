@@ -378,6 +378,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "replica.refused": "a replica is not picked for what it runs",
     "replica.registration_lost": "the replica's key is gone; it registers anew",
     "replica.removed": "a replica has left the registry",
+    "replica.refused_more": "so many more are refused, or no more, in the same moment, each without a line of its own",
     "replica.removed_more": "so many more have left in the same moment, each without a line of its own",
     "replica.session_down": "a session with a replica has ended, and why",
     "replica.session_up": "a session with a replica stands",
