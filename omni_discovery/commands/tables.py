@@ -15,6 +15,7 @@ from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, mismatches_in_forc
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
+from omni_discovery.view.record_bounds import too_many
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -124,6 +125,8 @@ def _notes(
         named = ", ".join(one_line(key) for key in sorted(view.bad)[:_MOST_KEYS])
         more = f" and {len(view.bad) - _MOST_KEYS} more" if len(view.bad) > _MOST_KEYS else ""
         lines.append(f"not shown, since they can't be read: {named}{more}; omni doctor says what to do")
+    if view.refused_count:
+        lines.append(f"{too_many(view.refused_count)}; omni doctor says what to do")
     if reports is None:
         lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
     else:

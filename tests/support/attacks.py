@@ -236,6 +236,8 @@ ATTACKS: Final = (
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
     Attack("P1", "thousands of records, each of a version of its own", "few pools a stage; each costs by itself"),
     Attack("P2", "thousands of records that name each other's addresses", "each costs by itself; a few are looked at"),
+    Attack("P3", "more records than there are replicas, of any stage", "10 000, the oldest; 512 MiB; one line; named"),
+    Attack("P4", "another address in a hub's record, when an operator asks --all-hubs", "named; no token goes there"),
     Attack("P5", "thousands of records with other files than the replicas have", "counted the more rarely"),
 )
 

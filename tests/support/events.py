@@ -460,6 +460,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "watcher.not_compared": "the view could not be compared with etcd; it is tried again",
     "watcher.relist": "the registry is listed anew, after its watch broke",
     "watcher.repaired": "the view lacked changes that the watch had not brought",
+    "watcher.too_many_records": "records of replicas are not read since there are too many: find who writes them",
     "watcher.stale": "the view of the registry can't be proved fresh any more",
     "write_budget.failed": "a bug: writes could not be counted",
     "write_budget.not_counted": "the size of a namespace could not be read",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from omni_discovery.etcd.releases.advisories import SAFE_RELEASES, advisories_te
 from omni_discovery.etcd.releases.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
+from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import is_shown, one_line
 from omni_discovery.view.hub_reports import read_reports
+from omni_discovery.view.record_bounds import MOST_MEMORY_BYTES, MOST_RECORDS, too_many
 from omni_discovery.view.table import View
 
 __all__ = [
@@ -231,7 +232,12 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
         yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
-    if not bad:
+    if evidence.view.refused_count:
+        bounds = f"at most {MOST_RECORDS}, and {MOST_MEMORY_BYTES >> 20} MiB of them"
+        text = f"{too_many(evidence.view.refused_count)} ({bounds})"
+        advice = "those with a lease are read before those without, the oldest first; find who writes them"
+        yield Finding(Grade.PROBLEM, "record", text, advice)
+    elif not bad:
         yield Finding(Grade.OK, "record", "every record can be read")
 
 
@@ -363,7 +369,7 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     for info in infos:
         for edge, where in info.connectors.items():
             host = where.get("host") if isinstance(where, Mapping) else None
-            if not isinstance(host, str) or not _is_loopback(host):
+            if not isinstance(host, str) or not is_loopback(host):
                 continue
             apart = [
                 _name(each)
@@ -375,13 +381,6 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
                 text = f"replica {_name(info)} on {info.host} hands over at {host}, out of reach of {names} elsewhere"
                 advice = "give it an address that others reach, by --omni-replica-address or the connector's 'host'"
                 yield Finding(Grade.PROBLEM, "hand-off", text, advice)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:

@@ -220,3 +220,11 @@ def test_keys_that_can_not_be_read_are_named_below_the_table(count: int, told: s
     with console.capture() as captured:
         console.print(replica_table(view, "default", 30_000.0, 300))
     assert f"not shown, since they can't be read: {told} says what to do" in captured.get()
+
+
+@pytest.mark.attack("P3")
+def test_how_many_records_are_not_read_is_said_below_the_table() -> None:
+    console = Console(width=300, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(View(replicas={(0, 0): info(0)}, refused_count=7), "default", 30_000.0, 300))
+    assert "7 more records of replicas are not read: there are too many; omni doctor says" in captured.get()

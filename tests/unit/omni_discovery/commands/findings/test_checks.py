@@ -22,6 +22,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.view import record_bounds
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -388,3 +389,14 @@ def test_of_many_keys_that_can_not_be_read_the_first_are_named_with_what_to_do()
     leases = [each.text for each in findings if each.topic == "lease"]
     assert len(bad) == len(leases) == 9
     assert "33 more keys have no lease" in leases[8]
+
+
+@pytest.mark.attack("P3")
+def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 2)
+    findings = found(FORCE, HUB, *(record(number, input_addr=f"tcp://h:{number + 1}") for number in range(5)))
+    (finding,) = [each for each in findings if each.topic == "record"]
+    assert (finding.grade, finding.text) == (
+        Grade.PROBLEM,
+        "3 more records of replicas are not read: there are too many (at most 10000, and 512 MiB of them)",
+    )
