@@ -394,7 +394,7 @@ def test_of_many_keys_that_can_not_be_read_the_first_are_named_with_what_to_do()
 @pytest.mark.attack("P3")
 def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_bounds, "MOST_RECORDS", 2)
-    findings = found(FORCE, HUB, *(record(number, input_addr=f"tcp://h:{number + 1}") for number in range(5)))
+    findings = found(FORCE, HUB, *map(record, range(5)))
     (finding,) = [each for each in findings if each.topic == "record"]
     assert (finding.grade, finding.text) == (
         Grade.PROBLEM,
