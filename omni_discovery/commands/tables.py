@@ -43,6 +43,8 @@ _PROCESS: Final = 5
 _LEAST_ADDRESS: Final = 21
 #: The longest text of a record below a table, in characters; --json has it whole.
 _MOST_NOTE: Final = 240
+#: Replicas that a line below a table names.
+_MOST_NAMES: Final = 32
 #: Keys that a line below a table names.
 _MOST_KEYS: Final = 3
 _YEAR_S: Final = 365.25 * 86400
@@ -138,8 +140,9 @@ def _notes(
         if info.control_error
     ]
     for why in dict.fromkeys(unlike.values()):
-        names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
-        lines.append(f"≠ {names}: {why}")
+        names = [f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        lines.append(f"≠ {', '.join(names[:_MOST_NAMES])}{more}: {why}")
     left = sum(why == OTHER_DOCUMENT for why in unlike.values())
     if left:
         lines.append(f"rollout: {left} of {len(view.replicas)} replicas left to restart")

@@ -94,22 +94,23 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
     """Check which replicas and hubs run another document, model or release than the pipeline in force asks for."""
     expected = stage_fingerprints(deploy)
     infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas)]
-    wrong = 0
+    wrong: list[Finding] = []
     for info in infos:
         if info.stage_id not in expected:
-            wrong += 1
             text = f"replica {_name(info)} serves a stage that the pipeline has not"
             advice = "stop it, or serve the other document in its own namespace"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info))
+            wrong.append(Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info)))
     ours = [info for info in infos if info.stage_id in expected]
     for info, why in mismatches(ours, lambda info: info.fingerprint in ("", expected[info.stage_id])):
-        wrong += 1
-        text = f"replica {_name(info)} on {info.host} does not match: {why}"
-        if why != OTHER_DOCUMENT:
-            yield Finding(Grade.PROBLEM, "pipeline", text, _SAME_FILES, _drain(info), _name(info))
-            continue
-        text += f" ({info.fingerprint} instead of {expected[info.stage_id]})"
-        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART, _drain(info), _name(info))
+        text, advice = f"replica {_name(info)} on {info.host} does not match: {why}", _SAME_FILES
+        if why == OTHER_DOCUMENT:
+            text, advice = f"{text} ({info.fingerprint} instead of {expected[info.stage_id]})", _RESTART
+        wrong.append(Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info)))
+    yield from wrong[:_MOST_MISMATCHED]
+    if len(wrong) > _MOST_MISMATCHED:
+        text = f"{len(wrong) - _MOST_MISMATCHED} more replicas do not match the pipeline in force"
+        advice = "more than a rollout leaves behind may be somebody who writes records: omni replicas marks them"
+        yield Finding(Grade.PROBLEM, "pipeline", text, advice, ("omni", "replicas"))
     if not wrong:
         count = len(deploy.stages)
         stages = f"{count} stage{'' if count == 1 else 's'}"
@@ -127,7 +128,8 @@ def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
                 found[info.stage_id, info.fingerprint][value].append(_name(info))
         for (stage_id, _), by_value in sorted(found.items()):
             if len(by_value) > 1:
-                shown = "; ".join(f"{value}: {', '.join(names[:_SHOWN])}" for value, names in sorted(by_value.items()))
+                most = sorted(by_value.items())[:_SHOWN]
+                shown = "; ".join(f"{value}: {', '.join(names[:_SHOWN])}" for value, names in most)
                 yield Finding(Grade.NOTE, "version", f"replicas of stage {stage_id} differ in their {word}: {shown}")
 
 
@@ -152,6 +154,8 @@ _CLOCK_S: Final = 2.0
 _LAST_MOMENT_S: Final = 1e11
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
+#: How many replicas that do not match have a finding each.
+_MOST_MISMATCHED: Final = 32
 _NEWER: Final = f"run etcd {SAFE_RELEASES}"
 
 

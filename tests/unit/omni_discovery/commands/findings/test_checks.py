@@ -400,3 +400,11 @@ def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.Monkey
         Grade.PROBLEM,
         "3 more records of replicas are not read: there are too many (at most 10000, and 512 MiB of them)",
     )
+
+
+@pytest.mark.attack("P1")
+def test_of_thousands_that_run_another_document_the_first_have_a_finding_each() -> None:
+    findings = found(FORCE, HUB, *(record(number, fingerprint=f"v{number}") for number in range(500)))
+    pipeline = [each for each in findings if each.topic == "pipeline"]
+    assert len(pipeline) == 33
+    assert pipeline[-1].text == "468 more replicas do not match the pipeline in force"
