@@ -8,7 +8,7 @@ a lease before those without, the newest first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -39,8 +39,8 @@ class AddressClaims:
     def __init__(self, answers: Callable[[ReplicaInfo], bool], is_named: Callable[[ReplicaInfo], bool]) -> None:
         self._answers = answers
         self._is_named = is_named
-        #: The addresses that several name, the one looked at longest ago first.
-        self._shared: dict[str, None] = {}
+        #: How many name each address that several name, the one looked at longest ago first.
+        self._shared: dict[str, int] = {}
         #: Who is being tried, by the shared addresses where none answers.
         self._turns: dict[str, _Turn] = {}
         #: When shared addresses are due to be looked at; each is also in the heap, which may have former moments, too.
@@ -59,9 +59,9 @@ class AddressClaims:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
-    def share(self, addr: str) -> None:
-        """Several replicas name this address; ``owner`` is asked for it next."""
-        self._shared.setdefault(addr)
+    def share(self, addr: str, count: int) -> None:
+        """So many replicas name this address, which are several; ``owner`` is asked for it next."""
+        self._shared[addr] = count
 
     def unshare(self, addr: str) -> None:
         """They do so no more. Unknown ones are fine."""
@@ -70,20 +70,24 @@ class AddressClaims:
             for each in (self._turns, self._due, self._asked_s):
                 each.pop(addr, None)
 
-    def share_only(self, addrs: Collection[str]) -> None:
+    def share_only(self, counts: Mapping[str, int]) -> None:
         """Only these addresses are named by several replicas now; ``owner`` is asked for each of them next."""
-        for addr in self._shared.keys() - addrs:
+        for addr in self._shared.keys() - counts.keys():
             self.unshare(addr)
-        self._shared.update(dict.fromkeys(addrs))
+        self._shared.update(counts)
 
     def to_look_at(self, now_s: float) -> list[str]:
-        """The next few addresses to ask ``owner`` for: those that are due, then those looked at longest ago."""
+        """The next few addresses to ask ``owner`` for: those that are due, then those looked at longest ago.
+
+        An address that very many name is looked at when it is due, and when their records change.
+        """
         found: dict[str, None] = {}
         while len(found) < AT_ONCE and (due_s := self.next_look_s) is not None and due_s <= now_s:
             addr = heappop(self._heap)[1]
             del self._due[addr]
             found[addr] = None
-        found.update(dict.fromkeys(islice(self._shared, AT_ONCE - len(found))))
+        others = (addr for addr, count in self._shared.items() if count <= AT_ONCE)
+        found.update(dict.fromkeys(islice(others, AT_ONCE - len(found))))
         return list(found)
 
     def look_again(self, addr: str, now_s: float) -> None:
@@ -102,8 +106,7 @@ class AddressClaims:
         addr = claimants[0].input_addr
         if addr in self._shared:
             # Behind those that were looked at before.
-            del self._shared[addr]
-            self._shared[addr] = None
+            self._shared[addr] = self._shared.pop(addr)
         # What is named goes first: a process that has registered again may still have the session of its former life.
         for is_right in (self._is_named, self._answers):
             for info in claimants:

@@ -264,7 +264,8 @@ class Membership:
         self._at_address = {}
         for key, info in view.replicas.items():
             self._at_address.setdefault(info.input_addr, {})[key] = info
-        self._claims.share_only({addr for addr, infos in self._at_address.items() if self._is_shared(infos.values())})
+        sharing = ((addr, infos) for addr, infos in self._at_address.items() if self._is_shared(infos.values()))
+        self._claims.share_only({addr: len(infos) for addr, infos in sharing})
 
     def _note_changes(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> dict[str, None]:
         """Sort the changed records by their address; return the addresses whose owner they may change, in order."""
@@ -281,7 +282,10 @@ class Membership:
             infos = self._at_address[addr]
             if not infos:
                 del self._at_address[addr]
-            (self._claims.share if self._is_shared(infos.values()) else self._claims.unshare)(addr)
+            if self._is_shared(infos.values()):
+                self._claims.share(addr, len(infos))
+            else:
+                self._claims.unshare(addr)
         return addrs
 
     def _is_shared(self, infos: Collection[ReplicaInfo]) -> bool:
