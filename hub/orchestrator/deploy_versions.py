@@ -177,7 +177,7 @@ class DeployVersions:
 
     def _take(self, deploy: DeployConfig) -> None:
         fingerprints = stage_fingerprints(deploy)
-        pools = {stage_id: self.every.get(stage_id, each) for stage_id, each in fingerprints.items()}
+        pools = {stage_id: self.every.serve(stage_id, each) for stage_id, each in fingerprints.items()}
         # A document that comes back into force is the newest again.
         others = [release for release in self._releases if release.fingerprints != fingerprints]
         self._releases = [*others[-(_REMEMBERED - 1) :], DeployVersion(StageGraph(deploy), fingerprints, pools)]

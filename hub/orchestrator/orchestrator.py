@@ -376,8 +376,8 @@ class Orchestrator:
             self._listener.handle_client_event(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
-        if isinstance(event, EpochNamed):
-            self._membership.epoch_named(event.client.addr)
+        if isinstance(event, EpochNamed | SessionDown):
+            self._membership.owner_may_change(event.client.addr)
             self._housekeeping.follow_membership()
         if isinstance(event, SessionUp | SessionDown | ProcessGone):
             self._housekeeping.review_membership()

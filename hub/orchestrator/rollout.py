@@ -45,12 +45,14 @@ class Rollout:
         """Apply a new view of the registry: its replicas, what changed in it, and the document in force."""
         releases = self._releases
         is_new = releases is not None and releases.apply_document(view.pipeline)
+        if is_new:
+            # Before replicas come or go: some are in another pool by now.
+            self._membership.check_mismatches()
         may_differ = self._membership.apply(view, delta)
         if releases is None or not (is_new or may_differ):
             return
         if is_new:
             self._stage_pools[:] = releases.newest.pools.values()
-            self._membership.check_mismatches()
             if releases.problem:
                 text = "hub.pipeline_not_followed: the pipeline in force is not served by this hub: %s"
                 logger.error(text, releases.problem)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from hub.config import PoolOptions
 from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved
-from hub.pool.entry import NO_TIER, Binding, BindingEnd, BindingState, Entry
+from hub.pool.entry import MEAN_OF, NO_TIER, Binding, BindingEnd, BindingState, Entry
 from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
 from hub.pool.silence import Silence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from omni_discovery.records.health import ReplicaTrouble
     from omni_discovery.records.schema import ReplicaInfo
 
-#: The mean time of service is over about so many requests.
-_MEAN_OF: Final = 20
 #: A replica whose send queue was full is tried again after so long.
 _SEND_QUEUE_PAUSE_S: Final = 0.05
 
@@ -237,7 +235,7 @@ class Pool:
         """A replica has served a request, in ``service_s`` if known; return whether that ends its ejection."""
         if service_s is not None:
             mean_s = self.mean_service_s
-            self.mean_service_s = service_s if mean_s is None else mean_s + (service_s - mean_s) / _MEAN_OF
+            self.mean_service_s = service_s if mean_s is None else mean_s + (service_s - mean_s) / MEAN_OF
         entry = self.members.entries.get(addr)
         if entry is not None and service_s is not None:
             entry.served_in(service_s, now_s)

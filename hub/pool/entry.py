@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 #: The tier of an entry that is in no index; tier 0 is picked from first.
 NO_TIER: Final = -1
-#: The mean time of service of a replica is over about so many requests.
-_MEAN_OF: Final = 20
+#: The mean time of service, of a replica and of a stage, is over about so many requests.
+MEAN_OF: Final = 20
 
 
 class BindingState(Enum):
@@ -193,7 +193,7 @@ class Entry(Member):
         """It has served a request in so many seconds."""
         self.served += 1
         self.served_at_s = now_s
-        self.mean_service_s += (service_s - self.mean_service_s) / min(self.served, _MEAN_OF)
+        self.mean_service_s += (service_s - self.mean_service_s) / min(self.served, MEAN_OF)
 
     def lose_session(self, now_s: float, reason: str) -> None:
         """It does not answer any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hub.pool.stage_pool import StagePool
 
@@ -13,12 +13,16 @@ if TYPE_CHECKING:
     from omni_discovery.balancing.base import LoadBalancer
     from omni_discovery.records.schema import ReplicaInfo
 
+#: Once a stage has so many pools, versions that are not served share one more: anybody who may write a record can name
+#: a version, and each pool costs with every view.
+MOST_POOLS: Final = 8
+
 
 class Pools:
     """``firsts`` has one pool for each stage, for replicas whose record has no fingerprint.
 
-    All other replicas belong to the pool of their fingerprint, which ``new_pool`` makes when it is first seen; without
-    ``new_pool`` all versions share the first pool.
+    All other replicas belong to the pool of their fingerprint, which ``new_pool`` makes when it is first seen, while
+    there are few; without ``new_pool`` all versions share the first pool.
     """
 
     def __init__(self, firsts: Sequence[StagePool], new_pool: Callable[[int], StagePool] | None = None) -> None:
@@ -27,6 +31,8 @@ class Pools:
         #: By stage and fingerprint. A pool may have several fingerprints.
         self._by_version = {(pool.stage_id, ""): pool for pool in firsts}
         self._by_stage: dict[int, tuple[StagePool, ...]] = {pool.stage_id: (pool,) for pool in firsts}
+        #: The pools that versions share which came when there were many, by stage; each is in ``_by_stage``, too.
+        self._rest: dict[int, StagePool] = {}
         self._live_hubs = 1
         self._watch: Callable[[StagePool], None] = _ignore
 
@@ -58,14 +64,41 @@ class Pools:
     def get(self, stage_id: int, fingerprint: str) -> StagePool:
         """The pool of a version of a stage, made if needed. Raise KeyError for an unknown stage."""
         pool = self._by_version.get((stage_id, fingerprint))
+        if pool is not None:
+            return pool
+        if self._new_pool is None:
+            return self._firsts[stage_id]
+        # As long as any version is there, all that come go there: where one belongs must not change by itself.
+        rest = self._rest.get(stage_id)
+        if rest is None and len(self._by_stage[stage_id]) < MOST_POOLS:
+            return self.serve(stage_id, fingerprint)
+        if rest is None:
+            rest = self._rest[stage_id] = self._add_pool(stage_id)
+        return rest
+
+    def serve(self, stage_id: int, fingerprint: str) -> StagePool:
+        """As ``get``, but the version has a pool of its own from now on.
+
+        Its replicas may be in the pool of the rest: see ``misplaced``.
+        """
+        pool = self._by_version.get((stage_id, fingerprint))
         if pool is None:
-            pool = self._firsts[stage_id] if self._new_pool is None else self._new_pool(stage_id)
-            self._by_version[stage_id, fingerprint] = pool
-            if pool not in self._by_stage[stage_id]:
-                pool.core.set_live_hubs(self._live_hubs)
-                self._by_stage[stage_id] += (pool,)
-                self._watch(pool)
+            pool = self._by_version[stage_id, fingerprint] = self._add_pool(stage_id)
         return pool
+
+    def _add_pool(self, stage_id: int) -> StagePool:
+        if self._new_pool is None:
+            return self._firsts[stage_id]
+        pool = self._new_pool(stage_id)
+        pool.core.set_live_hubs(self._live_hubs)
+        self._by_stage[stage_id] += (pool,)
+        self._watch(pool)
+        return pool
+
+    def misplaced(self) -> list[tuple[StagePool, ReplicaInfo]]:
+        """The replicas that are in the pool of the rest though their version has one of its own, with that pool."""
+        entries = [(rest, entry.info) for rest in self._rest.values() for entry in rest.core.members]
+        return [(rest, info) for rest, info in entries if self.of(info) is not rest]
 
     def of(self, info: ReplicaInfo) -> StagePool:
         """The pool that a replica belongs to. Raise KeyError for an unknown stage."""
@@ -100,6 +133,7 @@ class Pools:
             )
         left = set(self)
         self._by_version = {name: pool for name, pool in self._by_version.items() if pool in left}
+        self._rest = {stage_id: pool for stage_id, pool in self._rest.items() if pool in left}
 
 
 def _ignore(_pool: StagePool) -> None:

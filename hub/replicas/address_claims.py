@@ -8,16 +8,20 @@ a lease before those without, the newest first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
 from typing import Final
 
 from omni_discovery.records.schema import ReplicaInfo
 
 #: How long one of them is tried before the next one is.
 TURN_S: Final = 5.0
-#: However often processes name another epoch, the owners are looked for once in so long for that.
+#: However often a process names another epoch, the owner of its address is looked for once in so long for that.
 _LOOK_S: Final = 1.0
+#: So many addresses are looked at in one pass: anybody may write records of thousands.
+AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,44 +39,85 @@ class AddressClaims:
     def __init__(self, answers: Callable[[ReplicaInfo], bool], is_named: Callable[[ReplicaInfo], bool]) -> None:
         self._answers = answers
         self._is_named = is_named
-        #: The addresses that several name.
-        self._shared: frozenset[str] = frozenset()
+        #: How many name each address that several name, the one looked at longest ago first.
+        self._shared: dict[str, int] = {}
         #: Who is being tried, by the shared addresses where none answers.
         self._turns: dict[str, _Turn] = {}
-        #: When the owners are to be looked for since a process has named its epoch, and when that was last so.
-        self._look_s: float | None = None
-        self._looked_s = float("-inf")
+        #: When shared addresses are due to be looked at; each is also in the heap, which may have former moments, too.
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+        #: When those whose process has named its epoch were due for that.
+        self._asked_s: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"AddressClaims({len(self._shared)} shared, {len(self._turns)} tried in turns)"
 
     @property
-    def next_turn_s(self) -> float | None:
+    def next_look_s(self) -> float | None:
         """When ``owner`` may return another without a change of the records; None if that is not to be expected."""
-        moments_s = [turn.since_s + TURN_S for turn in self._turns.values()]
-        return min(moments_s if self._look_s is None else [*moments_s, self._look_s], default=None)
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
 
-    def share(self, addrs: set[str]) -> None:
+    def share(self, addr: str, count: int) -> None:
+        """So many replicas name this address, which are several; ``owner`` is asked for it next."""
+        self._shared[addr] = count
+
+    def unshare(self, addr: str) -> None:
+        """They do so no more. Unknown ones are fine."""
+        if addr in self._shared:
+            del self._shared[addr]
+            for each in (self._turns, self._due, self._asked_s):
+                each.pop(addr, None)
+
+    def share_only(self, counts: Mapping[str, int]) -> None:
         """Only these addresses are named by several replicas now; ``owner`` is asked for each of them next."""
-        self._shared, self._look_s = frozenset(addrs), None
-        for addr in self._turns.keys() - addrs:
-            del self._turns[addr]
+        for addr in self._shared.keys() - counts.keys():
+            self.unshare(addr)
+        self._shared.update(counts)
+
+    def to_look_at(self, now_s: float) -> list[str]:
+        """The next few addresses to ask ``owner`` for: those that are due, then those looked at longest ago.
+
+        An address that very many name is looked at when it is due, and when their records change.
+        """
+        found: dict[str, None] = {}
+        while len(found) < AT_ONCE and (due_s := self.next_look_s) is not None and due_s <= now_s:
+            addr = heappop(self._heap)[1]
+            del self._due[addr]
+            found[addr] = None
+        others = (addr for addr, count in self._shared.items() if count <= AT_ONCE)
+        found.update(dict.fromkeys(islice(others, AT_ONCE - len(found))))
+        return list(found)
 
     def look_again(self, addr: str, now_s: float) -> None:
-        """The process at an address has named another epoch than before."""
-        if addr in self._shared and self._look_s is None:
-            self._look_s = self._looked_s = max(now_s, self._looked_s + _LOOK_S)
+        """The process at an address has named another epoch than before, or does not answer any more."""
+        if addr in self._shared and self._asked_s.get(addr, float("-inf")) < now_s:
+            self._asked_s[addr] = max(now_s, self._asked_s.get(addr, float("-inf")) + _LOOK_S)
+            self._look_at(addr, self._asked_s[addr])
+
+    def _look_at(self, addr: str, moment_s: float) -> None:
+        if self._due.get(addr) != moment_s:
+            self._due[addr] = moment_s
+            heappush(self._heap, (moment_s, addr))
 
     def owner(self, claimants: Sequence[ReplicaInfo], now_s: float) -> ReplicaInfo:
         """The one of several replicas with one address that is connected to now."""
+        addr = claimants[0].input_addr
+        if addr in self._shared:
+            # Behind those that were looked at before.
+            self._shared[addr] = self._shared.pop(addr)
         # What is named goes first: a process that has registered again may still have the session of its former life.
         for is_right in (self._is_named, self._answers):
             for info in claimants:
                 if is_right(info):
-                    self._turns.pop(info.input_addr, None)
+                    self._turns.pop(addr, None)
+                    self._due.pop(addr, None)
                     return info
         in_order = sorted(claimants, key=lambda info: (info.leased, info.epoch), reverse=True)
-        return self._in_turn(in_order[0].input_addr, in_order, now_s)
+        owner = self._in_turn(addr, in_order, now_s)
+        self._look_at(addr, self._turns[addr].since_s + TURN_S)
+        return owner
 
     def _in_turn(self, addr: str, in_order: Sequence[ReplicaInfo], now_s: float) -> ReplicaInfo:
         turn = self._turns.get(addr)

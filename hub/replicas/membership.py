@@ -155,7 +155,7 @@ class Membership:
         #: Replicas that left without goodbye, for the hub's report.
         self._lost = lost or LostReplicas()
         #: Replicas that are not picked because of what they run.
-        self.mismatched = MismatchedReplicas(pools, owner.serves_document, self._life_has_answered)
+        self.mismatched = MismatchedReplicas(pools, owner.serves_document, self._life_has_answered, now)
         self.clients: dict[str, StageClient] = {}
         #: How many hubs share the replicas, this one included.
         self.live_hubs = 1
@@ -181,8 +181,6 @@ class Membership:
             self._has_answered, most_unanswered(_descriptors()), self._is_leased, self._is_connected
         )
         self._claims = AddressClaims(self._answers, self._is_named)
-        #: The addresses that several records of the pipeline's stages name.
-        self._shared: set[str] = set()
         #: Replicas that have left, by stage and input address, whose clients are to be closed if nobody uses them.
         self._to_close: dict[tuple[int, str], None] = {}
         #: When the rest of them is closed.
@@ -190,6 +188,9 @@ class Membership:
         #: When this turn of the loop began, and how many replicas were connected to in it.
         self._turn_s, self._attached_now = 0.0, 0
         self._view = View()
+
+    def _begin_turn(self) -> None:
+        self._turn_s, self._attached_now = self._now(), 0
 
     def apply(self, view: View, delta: Delta) -> bool:
         """Make clients and pools what ``view`` shows; return whether it may have changed which replicas can be picked.
@@ -206,7 +207,7 @@ class Membership:
         self.live_hubs = live_hubs(view)
         self._pools.set_live_hubs(self.live_hubs)
         records, self._records = self._records, view.replicas
-        self._turn_s, self._attached_now = self._now(), 0
+        self._begin_turn()
         is_known = is_later and delta.since_revision == revision
         if is_known and self._keeps_roles(records, delta):
             self._update_in_place(delta.updated)
@@ -214,7 +215,7 @@ class Membership:
         if is_known:
             addrs = self._note_changes(records, delta)
             self._lost.follow_changes(delta.removed, delta.added, view.replicas, self._records_at, self._now())
-            self._replace_at(addrs, delta)
+            self._replace_at(addrs)
         else:
             self._lost.follow_view(records, view.replicas, self._now())
             self._note_all(view)
@@ -222,9 +223,16 @@ class Membership:
         return True
 
     def check_mismatches(self) -> None:
-        """Compare again what the replicas run with what they should, and refuse those that differ."""
-        held = {info.input_addr: info for key, info in self._vanished.items() if key in self._held}
-        self.mismatched.check_mismatches({**held, **self._listed})
+        """Other documents are served than before: compare again what the replicas run with what they should."""
+        self.mismatched.judge_all()
+        for rest, entered in self._pools.misplaced():
+            addr = entered.input_addr
+            rest.core.remove(addr, self._now())
+            info = self._wanted(addr)
+            if addr in self._listed:
+                self._upsert(self._listed[addr])
+            elif info is not None:
+                self._keep(info)
 
     def _keeps_roles(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> bool:
         """Whether no replica came, went, moved or began to stop: most views bring one new load among a thousand."""
@@ -256,7 +264,8 @@ class Membership:
         self._at_address = {}
         for key, info in view.replicas.items():
             self._at_address.setdefault(info.input_addr, {})[key] = info
-        self._shared = {addr for addr, infos in self._at_address.items() if self._is_shared(infos.values())}
+        sharing = ((addr, infos) for addr, infos in self._at_address.items() if self._is_shared(infos.values()))
+        self._claims.share_only({addr: len(infos) for addr, infos in sharing})
 
     def _note_changes(self, before: Mapping[ReplicaId, ReplicaInfo], delta: Delta) -> dict[str, None]:
         """Sort the changed records by their address; return the addresses whose owner they may change, in order."""
@@ -273,7 +282,10 @@ class Membership:
             infos = self._at_address[addr]
             if not infos:
                 del self._at_address[addr]
-            (self._shared.add if self._is_shared(infos.values()) else self._shared.discard)(addr)
+            if self._is_shared(infos.values()):
+                self._claims.share(addr, len(infos))
+            else:
+                self._claims.unshare(addr)
         return addrs
 
     def _is_shared(self, infos: Collection[ReplicaInfo]) -> bool:
@@ -292,11 +304,11 @@ class Membership:
             now_s=self._now(),
             answers=self._pools.answers,
         )
-        self._follow_owners(before, self._listed, may_mismatch=True)
+        self._follow_owners(before, self._listed)
 
-    def _replace_at(self, addrs: Mapping[str, None], delta: Delta) -> None:
-        """Go through the replicas at the addresses that have changed, and at those whose owner may change by itself."""
-        here = {**addrs, **dict.fromkeys(self._shared)}
+    def _replace_at(self, addrs: Mapping[str, None]) -> None:
+        """Go through the replicas at the addresses that have changed, and at some whose owner may change by itself."""
+        here = {**addrs, **dict.fromkeys(self._claims.to_look_at(self._now()))}
         before = {addr: self._listed[addr] for addr in here if addr in self._listed}
         after = self._owners(here)
         for addr in before.keys() - after.keys():
@@ -317,24 +329,22 @@ class Membership:
             now_s=self._now(),
             answers=self._pools.answers,
         )
-        changed = (*delta.removed, *delta.updated, *delta.added, *before.values())
-        self._follow_owners(before, after, may_mismatch=any(map(self.mismatched.may_concern, changed)))
+        self._follow_owners(before, after)
 
-    def _follow_owners(
-        self, before: Mapping[str, ReplicaInfo], after: Mapping[str, ReplicaInfo], *, may_mismatch: bool
-    ) -> None:
+    def _follow_owners(self, before: Mapping[str, ReplicaInfo], after: Mapping[str, ReplicaInfo]) -> None:
         """These addresses had the one owners, and have the others now."""
         gone = [info for info in before.values() if not self._is_listed((info.stage_id, info.input_addr))]
         self._vanished.update(((info.stage_id, info.input_addr), info) for info in gone)
         # Before the others are let go of: these may be all that a stage has left.
         self._hold()
         self._remove_all([info for info in gone if (info.stage_id, info.input_addr) not in self._held])
-        if may_mismatch:
-            self.check_mismatches()
+        self.mismatched.follow({addr: self._wanted(addr) for addr in {**before, **after}})
         for addr, info in after.items():
             old = before.get(addr)
             if old is not None and old.stage_id == info.stage_id and old.fingerprint != info.fingerprint:
-                self._pools.of(old).core.remove(addr, self._now())
+                pool = self._pools.of(old)
+                if pool is not self._pools.of(info):
+                    pool.core.remove(addr, self._now())
             if old is not info and old != info:
                 self._upsert(info)
         # Last, since one that has left may have come back by now.
@@ -353,20 +363,21 @@ class Membership:
     @property
     def next_review_s(self) -> float | None:
         """When time alone makes ``review_members`` due, monotonic seconds; None if it does not."""
-        moments_s = [self._mass_loss.next_review_s, self._limits.next_review_s, self._claims.next_turn_s]
+        moments_s = [self._mass_loss.next_review_s, self._limits.next_review_s]
+        moments_s += [self._claims.next_look_s, self.mismatched.next_review_s]
         moments_s += [self._close_s] if self._to_close else []
         return min((each for each in moments_s if each is not None), default=None)
 
-    def epoch_named(self, addr: str) -> None:
-        """The process at an input address has named another epoch: if several records name it, a review is due."""
+    def owner_may_change(self, addr: str) -> None:
+        """Who answers at an input address, or its epoch, is another: if several records name it, a review is due."""
         self._claims.look_again(addr, self._now())
 
     def review_members(self) -> None:
         """Time has passed or a session has changed: remove those whose mass loss is over, attach those that wait."""
-        self._turn_s, self._attached_now = self._now(), 0
-        turn_s = self._claims.next_turn_s
-        if turn_s is not None and turn_s <= self._now():
-            self._replace_at({}, Delta())
+        self._begin_turn()
+        look_s = self._claims.next_look_s
+        if look_s is not None and look_s <= self._now():
+            self._replace_at({})
         if self._vanished:
             self._hold()
         if self._to_close and self._close_s <= self._now():
@@ -374,8 +385,7 @@ class Membership:
         waiting_s = self._limits.next_review_s
         if waiting_s is not None and waiting_s <= self._now():
             self._attach_waiting()
-        if self.mismatched.is_disputed:
-            self.check_mismatches()
+        self.mismatched.review()
 
     def _attach_waiting(self) -> None:
         waiting, overdue = self._limits.review(self._now())
@@ -397,8 +407,11 @@ class Membership:
 
     def _wanted(self, addr: str) -> ReplicaInfo | None:
         """The record of the replica at an address that is listed or kept in service."""
-        held = (self._vanished[key] for key in self._held if key[1] == addr)
-        return self._listed.get(addr) or next(held, None)
+        info = self._listed.get(addr)
+        if info is None and self._held:
+            keys = ((stage_id, addr) for stage_id in self._pools.stage_ids)
+            info = next((self._vanished[key] for key in keys if key in self._held), None)
+        return info
 
     def _answers(self, info: ReplicaInfo) -> bool:
         """Whether this life of a replica has a session now."""
@@ -440,12 +453,15 @@ class Membership:
 
     def _hold(self) -> None:
         """Keep replicas in service that vanished in a mass loss, and remove those whose time is over."""
+        if not self._vanished:
+            return
         kept_without_record = self._mass_loss.kept_without_record(self._pools.answers, self._now())
         held = {(stage_id, addr) for stage_id, addrs in kept_without_record.items() for addr in addrs}
         before, self._held = self._held, held
         for key in held - before:
             self._keep(self._vanished[key])
         self._remove_all([self._vanished[key] for key in before - held if not self._is_listed(key)])
+        self.mismatched.follow({addr: self._wanted(addr) for _, addr in held ^ before})
         for key in self._vanished.keys() - self._mass_loss.tracked():
             del self._vanished[key]
 
@@ -486,6 +502,7 @@ class Membership:
 
     def attach(self, info: ReplicaInfo, client: StageClient) -> None:
         """Add a client that a factory made for the record ``info``; close it if its replica is gone by now."""
+        self._begin_turn()
         listed = self._pools.record(info.stage_id, info.input_addr)
         if listed is not None and info.input_addr not in self.clients:
             if is_same_process(info, listed):
@@ -507,11 +524,7 @@ class Membership:
         self.clients.clear()
 
     def _owners(self, addrs: Iterable[str]) -> dict[str, ReplicaInfo]:
-        """The records at these addresses for stages of the pipeline, by address: of several at one, its owner.
-
-        All that several name are among ``addrs``.
-        """
-        self._claims.share(self._shared)
+        """The records at these addresses for stages of the pipeline, by address: of several at one, its owner."""
         owners: dict[str, ReplicaInfo] = {}
         lines = 0
         for addr in addrs:

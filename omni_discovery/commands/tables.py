@@ -15,6 +15,7 @@ from omni_discovery.deploy.fingerprint import OTHER_DOCUMENT, mismatches_in_forc
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.text import one_line
+from omni_discovery.view.record_bounds import too_many
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,6 +43,8 @@ _PROCESS: Final = 5
 _LEAST_ADDRESS: Final = 21
 #: The longest text of a record below a table, in characters; --json has it whole.
 _MOST_NOTE: Final = 240
+#: Replicas that a line below a table names.
+_MOST_NAMES: Final = 32
 #: Keys that a line below a table names.
 _MOST_KEYS: Final = 3
 _YEAR_S: Final = 365.25 * 86400
@@ -124,6 +127,8 @@ def _notes(
         named = ", ".join(one_line(key) for key in sorted(view.bad)[:_MOST_KEYS])
         more = f" and {len(view.bad) - _MOST_KEYS} more" if len(view.bad) > _MOST_KEYS else ""
         lines.append(f"not shown, since they can't be read: {named}{more}; omni doctor says what to do")
+    if view.refused_count:
+        lines.append(f"{too_many(view.refused_count)}; omni doctor says what to do")
     if reports is None:
         lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
     else:
@@ -135,8 +140,9 @@ def _notes(
         if info.control_error
     ]
     for why in dict.fromkeys(unlike.values()):
-        names = ", ".join(f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why)
-        lines.append(f"≠ {names}: {why}")
+        names = [f"{stage_id}/{replica_id}" for (stage_id, replica_id), each in unlike.items() if each == why]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        lines.append(f"≠ {', '.join(names[:_MOST_NAMES])}{more}: {why}")
     left = sum(why == OTHER_DOCUMENT for why in unlike.values())
     if left:
         lines.append(f"rollout: {left} of {len(view.replicas)} replicas left to restart")

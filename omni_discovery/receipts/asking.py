@@ -21,6 +21,7 @@ import msgspec
 
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.processes import open_private
+from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.keys import check_namespace
 
 #: How long a hub may take to answer, and how much it may say.
@@ -91,6 +92,19 @@ def ask_url(url: str, path: str, token: str, ca_file: str = "") -> dict[str, Any
     """
     connection = _connection(url, ca_file)
     return _answer(connection, path, {"Authorization": f"Bearer {token}"} if token else {}, f"the hub at {url}")
+
+
+def is_proved(url: str, ca_file: str) -> bool:
+    """Whether no stranger can answer at a URL that a record in etcd names, so that a token may be sent there.
+
+    That is so on this machine, and where the certificate must be of the operator's own authority: of one that this
+    machine trusts anyway anybody can have a certificate for an address of their own.
+    """
+    try:
+        parts = urlsplit(url)
+        return (parts.scheme == "https" and bool(ca_file)) or is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def _connection(url: str, ca_file: str) -> http.client.HTTPConnection:

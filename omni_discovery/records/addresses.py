@@ -52,6 +52,11 @@ def parse_address(addr: str) -> TcpAddress:
     return TcpAddress(host, int(port))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine answers at a host, by number or as localhost."""
+    return ipaddress.ip_address(host).is_loopback if _is_number(host) else host == "localhost"
+
+
 def _is_number(host: str) -> bool:
     try:
         ipaddress.ip_address(host)

@@ -28,9 +28,14 @@ def cut_value(key: str, value: bytes) -> bytes:
     return value if key[len(ROOT) :].partition("/")[2] == _DOCUMENT else value[: MAX_VALUE_BYTES + 1]
 
 
+def count_parts(value: bytes) -> int:
+    """How many parts a value has at most, by its commas and opening brackets."""
+    return value.count(b",") + value.count(b"[") + value.count(b"{")
+
+
 def check_value(key: str, value: bytes) -> None:
     """Raise RecordError for a value that is too long, or has too many parts, to be decoded."""
     if len(value) > MAX_VALUE_BYTES:
         raise RecordError(key, f"has more than {MAX_VALUE_BYTES} bytes, as no record has: {_ADVICE}")
-    if value.count(b",") + value.count(b"[") + value.count(b"{") > MAX_PARTS:
+    if count_parts(value) > MAX_PARTS:
         raise RecordError(key, f"has more than {MAX_PARTS} parts, as no record has: {_ADVICE}")

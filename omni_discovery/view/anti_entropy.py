@@ -220,5 +220,6 @@ class AntiEntropy:
         if missed:
             self._options.count("repair")
             logger.warning("watcher.repaired prefix=%s keys=%d revision=%d", self._prefix, missed, listing.revision)
-        if delta or self._table.snapshot().bad is not before.bad:
+        after = self._table.snapshot()
+        if delta or after.bad is not before.bad or after.refused_count != before.refused_count:
             self._deliver(delta)

@@ -86,7 +86,9 @@ class MassLossGuard(Generic[_Pool, _Member]):
             missing = self._missing.setdefault(pool, {})
             for member in missing.keys() & put.get(pool, {}).keys():
                 del missing[member]
-            missing.update((member, _Missing(now_s, not answers(pool, member))) for member in vanished)
+            # One that is silent, too, is gone, unless the registry is one that never had it: thousands may be.
+            lost = [(member, not answers(pool, member)) for member in vanished]
+            missing.update((member, _Missing(now_s, silent)) for member, silent in lost if regressed or not silent)
             self._forget_strays(missing, now_s)
             if vanished and (regressed or self._is_mass_loss(present, missing, now_s)):
                 for each in missing.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
+from omni_discovery.view.record_bounds import RecordBounds
 
 #: (stage_id, replica_id)
 ReplicaId = tuple[int, int]
@@ -37,6 +39,8 @@ class View:
     pipeline: bytes | None = None
     #: Errors by key, for values that can't be read. The replica or hub of such a key is not in the view.
     bad: Mapping[str, RecordError] = field(default_factory=_empty)
+    #: How many records of replicas are not read, since there are too many (record_bounds.py).
+    refused_count: int = 0
     #: All changes up to this revision are in the view; 0 before the first list.
     revision: int = 0
     cluster_id: int = 0
@@ -76,7 +80,14 @@ def live_hubs(view: View) -> int:
     return max(1, len(view.hubs.keys() - view.revoked))
 
 
-_Meaning = ReplicaInfo | HubRecord | HubControlSpec | bytes | RecordError | None
+class _Unread(Enum):
+    """Why a value was not looked at."""
+
+    #: There are more records of replicas than are read.
+    TOO_MANY = "too many"
+
+
+_Meaning = ReplicaInfo | HubRecord | HubControlSpec | bytes | RecordError | _Unread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,8 @@ class ReplicaTable:
         self._namespace = keys.check_namespace(namespace)
         self._beats = keys.beats_prefix(namespace)
         self._hub_controls = keys.hub_controls_prefix(namespace)
+        self._replicas_prefix = keys.replicas_prefix(namespace)
+        self._bounds = RecordBounds()
         self._rows: dict[str, _Row] = {}
         self._view = View()
         #: The dict behind the view's replicas: copying the mapping proxy would take ten times as long.
@@ -112,9 +125,11 @@ class ReplicaTable:
     def replace(self, listing: Listing, at_s: float) -> Delta:
         """Make the table equal to a list read at wall-clock ``at_s``; it is fresh then."""
         before, after = self._rows, {}
+        self._bounds.fill(item for item in listing.items if item.key.startswith(self._replicas_prefix))
         for item in listing.items:
             old = before.get(item.key)
-            after[item.key] = old if old is not None and old.item == item else self._read(item)
+            is_known = old is not None and old.item == item and (old.meaning is _Unread.TOO_MANY) != self._is_read(item)
+            after[item.key] = old if old is not None and is_known else self._read(item)
         self._rows = after
         is_first = self._view.revision == 0
         went_back = not is_first and (
@@ -140,16 +155,20 @@ class ReplicaTable:
                 continue
             before.setdefault(key, self._rows.get(key))
             if isinstance(event, PutEvent):
-                self._rows[key] = self._read(event.item)
+                self._put(event.item)
             else:
-                self._rows.pop(key, None)
+                self._remove(key)
                 if self._deleted is not None:
                     self._deleted[key] = where.mod_revision
         return self._show(replace(self._view, revision=revision), before, at_s, False)
 
     def listing(self) -> Listing:
-        """The table as a listing, without beats, which have no meaning later."""
-        items = (row.item for key, row in sorted(self._rows.items()) if not key.startswith(self._beats))
+        """The table as a listing, without beats, which have no meaning later, and without what was not looked at."""
+        items = (
+            row.item
+            for key, row in sorted(self._rows.items())
+            if not key.startswith(self._beats) and row.meaning is not _Unread.TOO_MANY
+        )
         return Listing(self._view.revision, self._view.cluster_id, tuple(items))
 
     def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
@@ -179,12 +198,14 @@ class ReplicaTable:
         for item in listing.items:
             row = self._rows.get(item.key)
             if item.mod_revision > (row.item.mod_revision if row is not None else deleted.get(item.key, 0)):
-                before[item.key], self._rows[item.key] = row, self._read(item)
+                before[item.key] = row
+                self._put(item)
                 missed += item.mod_revision <= seen
         listed = {item.key for item in listing.items}
         for key in [key for key in self._rows if key not in listed]:
             if self._rows[key].item.mod_revision <= listing.revision:
-                before[key] = self._rows.pop(key)
+                before[key] = self._rows[key]
+                self._remove(key)
                 missed += 1
         view = replace(self._view, revision=max(seen, listing.revision))
         return self._show(view, before, at_s, False), missed
@@ -196,8 +217,29 @@ class ReplicaTable:
         self._view = replace(self._view, stale_since_s=since_s)
         return True
 
+    def _put(self, item: KeyValue) -> None:
+        if item.key.startswith(self._replicas_prefix):
+            self._bounds.put(item)
+        self._rows[item.key] = self._read(item)
+
+    def _remove(self, key: str) -> None:
+        self._rows.pop(key, None)
+        self._bounds.remove(key)
+
+    def _is_read(self, item: KeyValue) -> bool:
+        return not item.key.startswith(self._replicas_prefix) or self._bounds.is_read(item.key)
+
     def _read(self, item: KeyValue) -> _Row:
-        return _Row(item, self._meaning(item))
+        return _Row(item, self._meaning(item) if self._is_read(item) else _Unread.TOO_MANY)
+
+    def _read_moved(self, before: dict[str, _Row | None]) -> None:
+        """Read what there is room for now, and forget what there is not; ``before`` gets the rows as they were."""
+        for key in self._bounds.moved:
+            row = self._rows[key]
+            before.setdefault(key, row)
+            if self._is_read(row.item) == (row.meaning is _Unread.TOO_MANY):
+                self._rows[key] = self._read(row.item)
+        self._bounds.moved.clear()
 
     def _meaning(self, item: KeyValue) -> _Meaning:
         try:
@@ -227,9 +269,12 @@ class ReplicaTable:
             return RecordError(key, "is not the key of a replica or hub")
         return None
 
-    def _show(self, view: View, before: Mapping[str, _Row | None], at_s: float, is_first: bool) -> Delta:
+    def _show(self, view: View, before: dict[str, _Row | None], at_s: float, is_first: bool) -> Delta:
         """Set the view to ``view`` with the changes of the keys in ``before``; return these changes."""
+        self._read_moved(before)
         delta = _difference(before, self._rows)
+        if self._bounds.refused_count != view.refused_count:
+            view = replace(view, refused_count=self._bounds.refused_count)
         if delta.added or delta.updated or delta.removed:
             replicas = self._replicas.copy()
             for info in delta.removed:
@@ -246,8 +291,12 @@ class ReplicaTable:
             row = self._rows.get(keys.pipeline_key(self._namespace))
             view = replace(view, pipeline=row.item.value if row else None)
         if delta.bad or any(key in view.bad for key in before):
-            rows = self._rows.items()
-            bad = {key: row.meaning for key, row in rows if isinstance(row.meaning, RecordError)}
+            bad = dict(view.bad)
+            for key in before:
+                row = self._rows.get(key)
+                bad.pop(key, None)
+                if row is not None and isinstance(row.meaning, RecordError):
+                    bad[key] = row.meaning
             view = replace(view, bad=MappingProxyType(bad))
         self._view = replace(view, changed_at=at_s) if delta or is_first else view
         return delta

@@ -104,7 +104,9 @@ class Watcher:
         if before.stale_since_s is not None:
             level = logging.INFO if self._log_once.forget("stale") else logging.DEBUG
             logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
-        if delta or after.bad is not before.bad or before.revision == 0 or before.stale_since_s is not None:
+        self._log_refused(after)
+        is_other = after.bad is not before.bad or after.refused_count != before.refused_count
+        if delta or is_other or before.revision == 0 or before.stale_since_s is not None:
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
@@ -114,8 +116,9 @@ class Watcher:
         before = self._table.snapshot()
         delta = self._table.apply(batch, self._clock.wall_s())
         after = self._table.snapshot()
+        self._log_refused(after)
         # A bad value that was deleted changes no replica, but the view's ``bad``.
-        if delta or after.bad is not before.bad:
+        if delta or after.bad is not before.bad or after.refused_count != before.refused_count:
             self._deliver(after, delta)
         self._anti_entropy.batch_applied(batch, delta)
 
@@ -165,6 +168,11 @@ class Watcher:
             logger.warning("watcher.bad_value key=%s reason=%s", each.key, each.reason)
         if len(news) > _MOST_BAD_LINES:
             logger.warning("watcher.bad_values more=%d: omni doctor names them", len(news) - _MOST_BAD_LINES)
+
+    def _log_refused(self, view: View) -> None:
+        if view.refused_count and self._log_once.should("refused", _BAD_AGAIN_S):
+            text = "watcher.too_many_records prefix=%s read=%d refused=%d: find who writes them; omni doctor says more"
+            logger.error(text, self._prefix, len(view.replicas), view.refused_count)
 
     def _deliver(self, view: View, delta: Delta) -> None:
         self._log_bad(delta.bad)

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +235,11 @@ ATTACKS: Final = (
     Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
     Attack("O11", "a stranger shows the resumption token of another client, or guesses one", "409; nothing is kept"),
+    Attack("P1", "thousands of records, each of a version of its own", "few pools a stage; each costs by itself"),
+    Attack("P2", "thousands of records that name each other's addresses", "each costs by itself; a few are looked at"),
+    Attack("P3", "more records than there are replicas, of any stage", "10 000, the oldest; 512 MiB; one line; named"),
+    Attack("P4", "another address in a hub's record, when an operator asks --all-hubs", "named; no token goes there"),
+    Attack("P5", "thousands of records with other files than the replicas have", "counted the more rarely"),
 )
 
 #: Rows without a test, and why.

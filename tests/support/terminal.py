@@ -26,8 +26,8 @@ HOSTILE = (
 _OF_RICH = re.compile(r"\x1b\[(?:[0-9;]*m|\?25[lh]|1A|2K)")
 
 
-def on_terminal(words: Sequence[str], folder: Path, stop_after_s: float = 0.0) -> str:
-    """What ``omni`` with these words writes to a terminal; with ``stop_after_s`` it is interrupted then."""
+def on_terminal(words: Sequence[str], folder: Path, stop_at: str = "") -> str:
+    """What ``omni`` with these words writes to a terminal; with ``stop_at`` it is interrupted a second after that."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in DEFAULTS}
@@ -36,7 +36,7 @@ def on_terminal(words: Sequence[str], folder: Path, stop_after_s: float = 0.0) -
         [*OMNI, *words], stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=folder, start_new_session=True
     )
     os.close(slave)
-    written, stop_at_s = b"", time.monotonic() + stop_after_s if stop_after_s else float("inf")
+    written, stop_at_s = b"", float("inf")
     os.set_blocking(master, False)
     try:
         deadline_s = time.monotonic() + 60.0
@@ -47,6 +47,8 @@ def on_terminal(words: Sequence[str], folder: Path, stop_after_s: float = 0.0) -
             has_ended = child.poll() is not None
             try:
                 written += os.read(master, 65536)
+                if stop_at and stop_at.encode() in written:
+                    stop_at, stop_at_s = "", time.monotonic() + 1.0
                 continue
             except BlockingIOError:
                 pass

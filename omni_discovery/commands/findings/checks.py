@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +17,14 @@ from omni_discovery.etcd.releases.advisories import SAFE_RELEASES, advisories_te
 from omni_discovery.etcd.releases.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
+from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.beat import read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import is_shown, one_line
 from omni_discovery.view.hub_reports import read_reports
+from omni_discovery.view.record_bounds import MOST_MEMORY_BYTES, MOST_RECORDS, too_many
 from omni_discovery.view.table import View
 
 __all__ = [
@@ -96,24 +97,23 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
     """Check which replicas and hubs run another document, model or release than the pipeline in force asks for."""
     expected = stage_fingerprints(deploy)
     infos = [evidence.view.replicas[key] for key in sorted(evidence.view.replicas)]
-    wrong = 0
+    wrong: list[Finding] = []
     for info in infos:
         if info.stage_id not in expected:
-            wrong += 1
             text = f"replica {_name(info)} serves a stage that the pipeline has not"
             advice = "stop it, or serve the other document in its own namespace"
-            yield Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info), info.stage_id)
+            wrong.append(Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info), info.stage_id))
     ours = [info for info in infos if info.stage_id in expected]
     for info, why in mismatches(ours, lambda info: info.fingerprint in ("", expected[info.stage_id])):
-        wrong += 1
-        text = f"replica {_name(info)} on {info.host} does not match: {why}"
-        if why != OTHER_DOCUMENT:
-            yield Finding(
-                Grade.PROBLEM, "pipeline", text, _SAME_FILES, _drain(info), _name(info), info.stage_id
-            )  # fmt: skip
-            continue
-        text += f" ({info.fingerprint} instead of {expected[info.stage_id]})"
-        yield Finding(Grade.PROBLEM, "pipeline", text, _RESTART, _drain(info), _name(info), info.stage_id)
+        text, advice = f"replica {_name(info)} on {info.host} does not match: {why}", _SAME_FILES
+        if why == OTHER_DOCUMENT:
+            text, advice = f"{text} ({info.fingerprint} instead of {expected[info.stage_id]})", _RESTART
+        wrong.append(Finding(Grade.PROBLEM, "pipeline", text, advice, _drain(info), _name(info), info.stage_id))
+    yield from wrong[:_MOST_MISMATCHED]
+    if len(wrong) > _MOST_MISMATCHED:
+        text = f"{len(wrong) - _MOST_MISMATCHED} more replicas do not match the pipeline in force"
+        advice = "more than a rollout leaves behind may be somebody who writes records: omni replicas marks them"
+        yield Finding(Grade.PROBLEM, "pipeline", text, advice, ("omni", "replicas"))
     if not wrong:
         count = len(deploy.stages)
         stages = f"{count} stage{'' if count == 1 else 's'}"
@@ -131,7 +131,8 @@ def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
                 found[info.stage_id, info.fingerprint][value].append(_name(info))
         for (stage_id, _), by_value in sorted(found.items()):
             if len(by_value) > 1:
-                shown = "; ".join(f"{value}: {', '.join(names[:_SHOWN])}" for value, names in sorted(by_value.items()))
+                most = sorted(by_value.items())[:_SHOWN]
+                shown = "; ".join(f"{value}: {', '.join(names[:_SHOWN])}" for value, names in most)
                 yield Finding(Grade.NOTE, "version", f"replicas of stage {stage_id} differ in their {word}: {shown}")
 
 
@@ -158,6 +159,8 @@ _LAST_MOMENT_S: Final = 1e11
 _DIGITS: Final = 9
 #: How many names a finding lists at most.
 _SHOWN: Final = 8
+#: How many replicas that do not match have a finding each.
+_MOST_MISMATCHED: Final = 32
 _NEWER: Final = f"run etcd {SAFE_RELEASES}"
 
 
@@ -241,7 +244,12 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
         yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
-    if not bad:
+    if evidence.view.refused_count:
+        bounds = f"at most {MOST_RECORDS}, and {MOST_MEMORY_BYTES >> 20} MiB of them"
+        text = f"{too_many(evidence.view.refused_count)} ({bounds})"
+        advice = "those with a lease are read before those without, the oldest first; find who writes them"
+        yield Finding(Grade.PROBLEM, "record", text, advice)
+    elif not bad:
         yield Finding(Grade.OK, "record", "every record can be read")
 
 
@@ -390,7 +398,7 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     for info in infos:
         for edge, where in info.connectors.items():
             host = where.get("host") if isinstance(where, Mapping) else None
-            if not isinstance(host, str) or not _is_loopback(host):
+            if not isinstance(host, str) or not is_loopback(host):
                 continue
             apart = [
                 _name(each)
@@ -402,13 +410,6 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
                 text = f"replica {_name(info)} on {info.host} hands over at {host}, out of reach of {names} elsewhere"
                 advice = "give it an address that others reach, by --omni-replica-address or the connector's 'host'"
                 yield Finding(Grade.PROBLEM, "hand-off", text, advice)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ _REPLICA: Final = re.compile(r"(\d{1,9})/(\d{1,9})")
 _OTHER_CHOICE: Final = 1
 _LACKS_INPUT: Final = 3
 _MOST_LISTED: Final = 1000
+_URL_SHOWN: Final = 200
 #: Columns of an output that is no terminal.
 _WIDTH: Final = 80
 
@@ -94,10 +95,16 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
     hubs.add_argument(
         "--all-hubs",
         action="store_true",
-        help="also those elsewhere that etcd has with an --admin-port; the token is sent to each of them",
+        help="also those elsewhere that etcd has with an --admin-port",
     )
     hubs.add_argument("--admin-token-file", metavar="FILE", help="their token (default: $OMNI_ADMIN_TOKEN)")
     hubs.add_argument("--admin-ca-file", metavar="FILE", help="who signed their certificates (default: the system's)")
+    hubs.add_argument(
+        "--admin-token-anywhere",
+        action="store_true",
+        help="with --all-hubs: send the token to every address that etcd has, not only to this machine and to https://"
+        " proved by --admin-ca-file; whoever may write hubs' records gets it",
+    )
 
 
 def _limit(text: str) -> int:
@@ -138,7 +145,7 @@ def hubs_to_ask(arguments: argparse.Namespace, urls: Sequence[str]) -> list[Ask]
     """Those that ``--hub`` names, else those of this user on this machine and at ``urls``. Raise ConfigError."""
     from functools import partial
 
-    from omni_discovery.receipts.asking import HubUnaskableError, ask_process, ask_url, local_hubs
+    from omni_discovery.receipts.asking import HubUnaskableError, ask_process, ask_url, is_proved, local_hubs
 
     token, ca_file = _token(arguments), arguments.admin_ca_file or ""
 
@@ -147,6 +154,12 @@ def hubs_to_ask(arguments: argparse.Namespace, urls: Sequence[str]) -> list[Ask]
 
     def by_record(url: str) -> Ask:
         def ask(path: str) -> dict[str, Any]:
+            if token and not arguments.admin_token_anywhere and not is_proved(url, ca_file):
+                raise HubUnaskableError(
+                    f"the hub at {url[:_URL_SHOWN]} is not asked: etcd alone says that it is one, and it would get the"
+                    " token. Give --admin-ca-file where it has https://, name it by --hub, or let the token go to all"
+                    " addresses in etcd by --admin-token-anywhere"
+                )
             try:
                 return ask_url(url, path, token, ca_file)
             except ConfigError as error:

@@ -221,7 +221,7 @@ def test_hub_and_replica_say_in_one_line_that_a_document_is_too_deep(server: Etc
 @pytest.mark.attack("A18")
 def test_a_live_table_shows_hostile_text_as_text(hostile: str, tmp_path: Path) -> None:
     words = ["replicas", "--watch", "--etcd-endpoints", hostile, "--namespace", NAMESPACE]
-    text = on_terminal(words, tmp_path, stop_after_s=4.0)
+    text = on_terminal(words, tmp_path, stop_at="owned")
     assert "owned" in text, text
     assert obeyed(text) == []
 

@@ -6,7 +6,7 @@ import pytest
 
 from hub.config import PoolOptions
 from hub.pool.stage_pool import StagePool
-from hub.pool.versions import Pools, make_pools
+from hub.pool.versions import MOST_POOLS, Pools, make_pools
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
@@ -80,3 +80,29 @@ def test_pools_without_replicas_are_forgotten_but_for_the_first_and_those_that_a
     assert pools.of_stage(0) == (pools.of(info()), used, kept)
     assert pools.get(0, "used") is used
     assert pools.get(0, "unused") is not unused
+
+
+@pytest.mark.attack("P1")
+def test_versions_that_come_when_there_are_many_share_a_pool_until_they_are_served() -> None:
+    """1. hundreds of versions: few pools; 2. one of them is served: its replicas are in the wrong pool
+    3. while any is in the shared pool, all that come go there; 4. then pools are made again
+    """
+    pools = pools_of(0, 1)
+    infos = [info(fingerprint=f"f{each}", addr=f"tcp://h:{each}") for each in range(500)]
+    for each in infos:
+        pools.of(each).core.upsert(each, 0.0)
+    assert len(pools.of_stage(0)) == len(set(pools)) - 1 == MOST_POOLS + 1
+    rest = pools.of(infos[-1])
+    assert pools.misplaced() == []
+    served = pools.serve(0, "f400")
+    assert pools.of(infos[400]) is pools.get(0, "f400") is served is not rest
+    assert pools.misplaced() == [(rest, infos[400])]
+    for each in infos[:-1]:
+        for pool in pools.of_stage(0):
+            pool.core.remove(each.input_addr, 0.0)
+    pools.forget_unused([])
+    assert len(pools.of_stage(0)) == 2
+    assert pools.get(0, "another") is pools.of(infos[-1]) is rest
+    rest.core.remove(infos[-1].input_addr, 0.0)
+    pools.forget_unused([])
+    assert pools.get(0, "another") not in (rest, pools.of(info()), pools.get(0, "third"))

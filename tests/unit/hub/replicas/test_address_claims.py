@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hub.replicas.address_claims import TURN_S, AddressClaims
+from hub.replicas.address_claims import AT_ONCE, TURN_S, AddressClaims
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
@@ -24,7 +24,7 @@ class Scene:
         self.claims = AddressClaims(lambda info: info in self.answering, lambda info: info.epoch == self.named_epoch)
 
     def owners(self, *claimants: ReplicaInfo, at_s: tuple[float, ...]) -> list[tuple[int, int]]:
-        self.claims.share({claimants[0].input_addr})
+        self.claims.share_only({claimants[0].input_addr: len(claimants)})
         owners = [self.claims.owner(claimants, each) for each in at_s]
         return [(info.stage_id, info.replica_id) for info in owners]
 
@@ -37,17 +37,17 @@ def test_who_answers_keeps_the_address() -> None:
     scene = Scene()
     scene.answering = [OLDER]
     assert scene.owners(NEWER, OLDER, at_s=(0.0, 100.0)) == [(1, 0), (1, 0)]
-    assert scene.claims.next_turn_s is None
+    assert scene.claims.next_look_s is None
 
 
 @pytest.mark.attack("A23")
 def test_while_none_answers_they_are_tried_in_turns_the_newest_first() -> None:
     scene = Scene()
     for claimants in ((OLDER, NEWER), (NEWER, OLDER)):
-        scene.claims.share(set())
+        scene.claims.share_only({})
         at_s = (0.0, TURN_S - 0.1, TURN_S, 2 * TURN_S - 0.1, 2 * TURN_S)
         assert scene.owners(*claimants, at_s=at_s) == [(0, 8), (0, 8), (1, 0), (1, 0), (0, 8)]
-        assert scene.claims.next_turn_s == 3 * TURN_S
+        assert scene.claims.next_look_s == 3 * TURN_S
 
 
 def test_who_answers_in_its_turn_has_the_address_from_then_on() -> None:
@@ -55,15 +55,15 @@ def test_who_answers_in_its_turn_has_the_address_from_then_on() -> None:
     scene.owners(OLDER, NEWER, at_s=(0.0, TURN_S))
     scene.answering = [OLDER]
     assert scene.owners(OLDER, NEWER, at_s=(TURN_S + 0.1, 100.0)) == [(1, 0), (1, 0)]
-    assert scene.claims.next_turn_s is None
+    assert scene.claims.next_look_s is None
 
 
 def test_one_that_is_gone_leaves_its_turn_to_the_others() -> None:
     scene, third = Scene(), record(0, 9, 12)
     assert scene.owners(OLDER, NEWER, third, at_s=(0.0,)) == [(0, 9)]
     assert scene.owners(OLDER, NEWER, at_s=(1.0,)) == [(0, 8)]
-    scene.claims.share({"tcp://other:1"})
-    assert scene.claims.next_turn_s is None
+    scene.claims.share_only({"tcp://other:1": 2})
+    assert scene.claims.next_look_s is None
 
 
 def test_a_process_that_registers_again_takes_its_own_address_over() -> None:
@@ -73,7 +73,7 @@ def test_a_process_that_registers_again_takes_its_own_address_over() -> None:
     assert scene.owners(former, present, at_s=(0.0, 100.0)) == [(0, 0), (0, 0)]
     scene.named_epoch = 9
     assert scene.owners(former, present, at_s=(101.0, 200.0)) == [(0, 1), (0, 1)]
-    assert scene.claims.next_turn_s is None
+    assert scene.claims.next_look_s is None
 
 
 @pytest.mark.attack("H2")
@@ -101,11 +101,21 @@ def test_a_process_that_goes_on_naming_epochs_has_the_owners_looked_for_once_a_s
     scene.answering = [OLDER]
     scene.owners(OLDER, NEWER, at_s=(0.0,))
     scene.claims.look_again("tcp://other:1", 1.0)
-    assert scene.claims.next_turn_s is None
+    assert scene.claims.next_look_s is None
     scene.claims.look_again("tcp://h:1", 1.0)
-    assert scene.claims.next_turn_s == 1.0
+    assert scene.claims.next_look_s == 1.0
     scene.owners(OLDER, NEWER, at_s=(1.0,))
-    assert scene.claims.next_turn_s is None
+    assert scene.claims.next_look_s is None
     for now_s in (1.1, 1.2, 1.3):
         scene.claims.look_again("tcp://h:1", now_s)
-    assert scene.claims.next_turn_s == 2.0
+    assert scene.claims.next_look_s == 2.0
+
+
+@pytest.mark.attack("P2")
+def test_an_address_that_very_many_name_is_looked_at_only_when_it_is_due() -> None:
+    scene = Scene()
+    many = [record(0, each, each) for each in range(1, 2 * AT_ONCE)]
+    scene.owners(*many, at_s=(0.0,))
+    scene.claims.share("tcp://few:1", 2)
+    assert scene.claims.to_look_at(1.0) == ["tcp://few:1"]
+    assert scene.claims.to_look_at(TURN_S) == ["tcp://h:1", "tcp://few:1"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hub.config import OutOfSocketsError
 from hub.pool.stage_pool import StagePool
 from hub.pool.versions import Pools
+from hub.replicas.address_claims import AT_ONCE as CLAIMS_AT_ONCE
 from hub.replicas.attach_limits import AT_ONCE, MOST_UNANSWERED
 from hub.replicas.lost import LostReplicas
 from hub.replicas.membership import Membership, ViewChanged
@@ -297,6 +298,49 @@ def test_a_record_that_comes_or_goes_among_thousands_takes_a_short_way() -> None
     assert len(looked_at) == 2 * 20, "the one that came and the one that changed, each time"
 
 
+@pytest.mark.attack("P2")
+def test_one_change_among_thousands_of_shared_addresses_takes_a_short_way() -> None:
+    """Each of them is looked at again all the same, a few at a time."""
+    scene, records = Scene(), {(0, each): record(0, each, each // 2, each + 1) for each in range(4000)}
+    last = View(dict(records), revision=1)
+    scene.membership.apply(last, Delta())
+    looked_at: list[ReplicaInfo] = []
+    usual = Membership._is_ours
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Membership, "_is_ours", lambda own, info: looked_at.append(info) or usual(own, info))
+        for number in range(2000 // CLAIMS_AT_ONCE + 1):
+            records[0, 7000] = record(0, 7000, 7000, 7000 + number)
+            view = View(dict(records), revision=2 + number)
+            delta, last = delta_of(last, view), view
+            before = len(looked_at)
+            scene.membership.apply(view, delta)
+            assert len(looked_at) - before == 2 * CLAIMS_AT_ONCE + 1
+        assert {info.input_addr for info in looked_at} == {f"tcp://h:{each}" for each in (*range(2000), 7000)}
+        scene.now_s = 5.0
+        due = 0
+        while scene.membership._claims.next_look_s == 5.0:
+            scene.membership.review_members()
+            due += 1
+    assert due == -(-2000 // CLAIMS_AT_ONCE)
+    assert len({info.replica_id for info in scene.membership.members([0])}) == 2001
+
+
+@pytest.mark.attack("P2")
+def test_one_of_two_that_name_an_address_and_answers_no_more_is_looked_at_at_once() -> None:
+    scene, older, newer = Scene(), record(0, 0, 5, epoch=3), record(0, 8, 5, epoch=9)
+    first, both = View({(0, 0): older}, revision=1), View({(0, 0): older, (0, 8): newer}, revision=2)
+    scene.membership.apply(first, Delta())
+    scene.pools[0].core.session_up("tcp://h:5", 0.0)
+    scene.membership.apply(both, delta_of(first, both))
+    scene.now_s = 20.0
+    assert attached(scene) == [(0, 0)]
+    scene.pools[0].core.session_down("tcp://h:5", 20.0)
+    scene.membership.owner_may_change("tcp://h:5")
+    assert scene.membership.next_review_s == 20.0
+    scene.membership.review_members()
+    assert attached(scene) == [(0, 8)]
+
+
 @pytest.mark.attack("N4")
 def test_a_few_replicas_are_connected_to_and_let_go_of_in_each_turn_of_the_loop(
     caplog: pytest.LogCaptureFixture,
@@ -462,7 +506,7 @@ def test_a_copy_of_a_record_does_not_take_its_place_whatever_stage_it_names(
     later.membership.apply(both, Delta())
     assert later.told == [("connect", copy)]
     cast(Client, later.membership.clients["tcp://h:5"]).named_epoch = 3
-    later.membership.epoch_named("tcp://h:5")
+    later.membership.owner_may_change("tcp://h:5")
     assert later.membership.next_review_s == 0.0
     later.membership.review_members()
     assert attached(later) == [(0, 0)]
@@ -553,3 +597,18 @@ def test_a_replica_that_has_the_port_of_one_that_is_held_keeps_its_client() -> N
         membership.review_members()
         scene.now_s += 0.5
     assert [client.info.name for client in membership.clients.values()] == ["0/4"]
+
+
+def test_a_client_that_a_factory_has_made_is_attached_in_a_turn_of_the_loop_of_its_own() -> None:
+    """1. as many are connected to as one turn allows; 2. much later a factory brings a client of a former process:
+    the present one is connected to at once
+    """
+    scene, records = Scene(), {(0, each): record(0, each, each, each + 1) for each in range(AT_ONCE)}
+    scene.membership.apply(View(records, revision=1), Delta())
+    assert len(scene.membership.clients) == AT_ONCE
+    scene.now_s = 60.0
+    ours = scene.membership.clients.pop("tcp://h:0")
+    former = replace(ours.info, output_addr="tcp://o:99")
+    scene.membership.attach(former, cast(StageClient, Client(former, scene.told)))
+    assert scene.membership.clients["tcp://h:0"].info == ours.info
+    assert scene.membership.next_review_s is None

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from hub.pool.stage_pool import PoolOptions, StagePool
-from hub.pool.versions import Pools, make_pools
+from hub.pool.versions import MOST_POOLS, Pools, make_pools
 from hub.replicas.membership import Membership
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
@@ -39,10 +39,12 @@ class Scene:
     """One membership; each replica answers as soon as it is listed, unless it is silent."""
 
     def __init__(self) -> None:
+        #: What the membership takes the time to be, and how long it takes to see whether a replica has answered.
+        self.now_s, self.look_s = 0.0, 0.0
         self.known = {"known"}
         self.pools: Pools = make_pools((0,), RoundRobinBalancer, PoolOptions())
         self.pools.begin_with(0, "known")
-        self.membership = Membership(self.pools, self)
+        self.membership = Membership(self.pools, self, now=lambda: self.now_s)
         self.revision = 0
 
     def connect_replica_of(self, info: ReplicaInfo) -> StageClient:
@@ -56,6 +58,12 @@ class Scene:
 
     def serves_document(self, info: ReplicaInfo) -> bool:
         return info.fingerprint in self.known
+
+    def serve(self, fingerprint: str) -> None:
+        """A document comes into force."""
+        self.known.add(fingerprint)
+        self.pools.serve(0, fingerprint)
+        self.membership.check_mismatches()
 
     def show(self, *infos: ReplicaInfo, silent: Collection[int] = ()) -> None:
         """Those whose replica id is among the ``silent`` never answer."""
@@ -139,3 +147,61 @@ def test_records_that_nobody_is_behind_do_not_decide_what_the_others_should_have
     scene.show(*honest)
     scene.show(*honest, *false, silent=range(3))
     assert scene.picked() == {8, 9}
+
+
+@pytest.mark.attack("P1")
+def test_of_hundreds_of_unknown_versions_few_have_a_line_and_each_is_taken_in_once_it_is_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """1. hundreds come, each of a version of its own: none is picked, and a few have a line
+    2. one of them that has no pool of its own is served from now on: it is picked, with a new session
+    3. it goes as others do
+    """
+    scene, good = Scene(), record(0)
+    hostile = [record(number, f"v{number}") for number in range(1, 300)]
+    scene.show(good, *hostile)
+    assert scene.picked() == {0}
+    assert len(scene.pools.of_stage(0)) == MOST_POOLS + 1
+    assert caplog.text.count("replica.refused ") == 32
+    assert "replica.refused_more count=267 not_refused=0: " in caplog.text
+    while scene.membership.next_review_s is not None:
+        scene.membership.review_members()
+    scene.serve("v299")
+    assert scene.picked("v299") == set()
+    scene.pools.get(0, "v299").core.session_up("tcp://h:299", 0.0)
+    assert scene.picked("v299") == {299}
+    assert "tcp://h:299" not in scene.pools.get(0, "v298").core.members.entries
+    scene.show(good, *hostile[:-1])
+    assert scene.pools.get(0, "v299").core.is_unused
+    assert scene.picked() == {0}
+
+
+@pytest.mark.attack("P5")
+def test_what_most_have_loaded_is_counted_the_more_rarely_the_longer_that_takes() -> None:
+    """1. ten false records make it take a tenth of a second: they are refused at once, whoever is right
+    2. more of them come: they are not counted again so soon, and refused all the same
+    3. it is due in time, and finds out who is right
+    """
+    scene = Scene()
+    usual, counted = scene.membership.mismatched._has_answered, []
+
+    def slow(info: ReplicaInfo) -> bool:
+        counted.append(info)
+        scene.now_s += 0.01
+        return usual(info)
+
+    scene.membership.mismatched._has_answered = slow
+    honest = [record(20, content="a"), record(21, content="a")]
+    false = [record(number, content=f"b{number}") for number in range(20)]
+    scene.show(*false[:8], *honest, silent=range(20))
+    assert len(counted) == 10
+    assert scene.membership.mismatched.count(0) == 9
+    scene.show(*false[:9], *honest, silent=range(20))
+    assert len(counted) == 10
+    assert scene.membership.mismatched.count(0) == 10
+    due_s = scene.membership.mismatched.next_review_s
+    assert due_s == pytest.approx(0.1 + 4 * 0.1)
+    scene.now_s = due_s
+    scene.membership.review_members()
+    assert len(counted) == 21
+    assert scene.picked() == {20, 21}

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from omni_discovery.commands.tables import age, replica_json, replica_table
+from omni_discovery.deploy.document import encode_deploy, parse_deploy
 from omni_discovery.errors import RecordError
 from omni_discovery.etcd.check import empty_namespace_text, namespaces_in
 from omni_discovery.records.beat import BeatRecord
@@ -220,3 +221,23 @@ def test_keys_that_can_not_be_read_are_named_below_the_table(count: int, told: s
     with console.capture() as captured:
         console.print(replica_table(view, "default", 30_000.0, 300))
     assert f"not shown, since they can't be read: {told} says what to do" in captured.get()
+
+
+@pytest.mark.attack("P3")
+def test_how_many_records_are_not_read_is_said_below_the_table() -> None:
+    console = Console(width=300, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(View(replicas={(0, 0): info(0)}, refused_count=7), "default", 30_000.0, 300))
+    assert "7 more records of replicas are not read: there are too many; omni doctor says" in captured.get()
+
+
+@pytest.mark.attack("P1")
+def test_of_thousands_that_run_another_document_a_line_names_the_first() -> None:
+    console = Console(width=300, file=io.StringIO())
+    replicas = {(0, number): replace(info(number), fingerprint=f"v{number}") for number in range(500)}
+    document = encode_deploy(parse_deploy("stages: [{stage_id: 0, engine: echo, final_output: text}]", "test"))
+    with console.capture() as captured:
+        console.print(replica_table(View(replicas=replicas, pipeline=document), "default", 30_000.0, 300))
+    assert "0/31 and 468 more: it runs another deploy document than the one in force" in " ".join(
+        captured.get().split()
+    )

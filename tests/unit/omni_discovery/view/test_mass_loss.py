@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from omni_discovery.view.mass_loss import MassLossGuard
 
 TTL_S = 10.0
@@ -157,3 +159,16 @@ def test_an_outage_alone_keeps_nobody_that_is_missing_afterwards() -> None:
     assert scene.list("a", "b", "c", fresh=False) == []
     scene.now_s += 600.0
     assert scene.list("a", "b") == []
+
+
+@pytest.mark.attack("P1")
+def test_thousands_that_nobody_was_behind_are_forgotten_as_they_vanish() -> None:
+    """Each later change would cost as much as all of them, for a TTL; unless the registry has lost its history."""
+    scene = Scene("a", "b", *map(str, range(1000)))
+    scene.silent.update(map(str, range(1000)))
+    assert scene.list("a", "b") == []
+    assert not scene.core.tracked()
+    assert scene.list("b") == []
+    assert scene.core.tracked() == {(0, "a")}
+    scene.silent.add("b")
+    assert scene.list(regressed=True) == ["a", "b"]

@@ -11,6 +11,7 @@ from omni_discovery.kv import Listing, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
+from omni_discovery.view import record_bounds
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -259,3 +260,22 @@ async def test_values_that_are_bad_again_and_again_are_logged_once_and_many_in_f
         assert sum("watcher.bad_value " in each.getMessage() for each in caplog.records) == 9
     assert scene.ids == [0]
     assert all(len(row.value) < 100_000 for row in (await scene.kv.list(PREFIX)).items)
+
+
+@pytest.mark.attack("P3")
+async def test_that_there_are_too_many_records_is_logged_once_in_ten_minutes(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And readers learn how many there are too many each time, and what has room once others have left."""
+    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 3)
+    for number in range(1, 6):
+        await scene.kv.put(key(number), value(number))
+        await settle()
+    lines = [each.getMessage() for each in caplog.records if "watcher.too_many_records" in each.getMessage()]
+    assert lines == [
+        f"watcher.too_many_records prefix={PREFIX} read=3 refused=1: find who writes them; omni doctor says more"
+    ]
+    assert (scene.ids, scene.view.refused_count) == ([0, 1, 2], 3)
+    await scene.kv.delete(key(1))
+    await settle()
+    assert (scene.ids, scene.view.refused_count) == ([0, 2, 3], 2)

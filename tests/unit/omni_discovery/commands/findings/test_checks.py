@@ -22,6 +22,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.view import record_bounds
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -397,3 +398,22 @@ def test_of_many_records_without_a_lease_the_first_are_named() -> None:
     leases = [each.text for each in found(FORCE, HUB, *many, bare=True) if each.topic == "lease"]
     assert len(leases) == 9
     assert "33 more keys have no lease" in leases[8]
+
+
+@pytest.mark.attack("P3")
+def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 2)
+    findings = found(FORCE, HUB, *map(record, range(5)))
+    (finding,) = [each for each in findings if each.topic == "record"]
+    assert (finding.grade, finding.text) == (
+        Grade.PROBLEM,
+        "3 more records of replicas are not read: there are too many (at most 10000, and 512 MiB of them)",
+    )
+
+
+@pytest.mark.attack("P1")
+def test_of_thousands_that_run_another_document_the_first_have_a_finding_each() -> None:
+    findings = found(FORCE, HUB, *(record(number, fingerprint=f"v{number}") for number in range(500)))
+    pipeline = [each for each in findings if each.topic == "pipeline"]
+    assert len(pipeline) == 33
+    assert pipeline[-1].text == "468 more replicas do not match the pipeline in force"

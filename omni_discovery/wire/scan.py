@@ -1,0 +1,54 @@
+"""Going through msgpack without decoding it: what is to be bounded must be counted before any of it is built. Pure.
+
+Whatever else is wrong with it is left to the decoder, which stops there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+#: As many numbers and constants as follow one another.
+_NUMBERS: Final = re.compile(
+    rb"(?:[\x00-\x7f\xe0-\xff\xc0\xc2\xc3]++|[\xcc\xd0].|[\xcd\xd1].{2}|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8})*+",
+    re.DOTALL,
+)
+
+
+def _with_short_texts(numbers: re.Pattern[bytes]) -> re.Pattern[bytes]:
+    texts = b"|".join(b"\\x%02x.{%d}" % (0xA0 | size, size) for size in range(32))
+    return re.compile(b"(?:" + numbers.pattern.removesuffix(b"*+") + b"|" + texts + b")*+", re.DOTALL)
+
+
+_SCALARS: Final = _with_short_texts(_NUMBERS)
+#: Of parts with content: how many bytes their length has, and the bytes between it and the content.
+_LENGTHS: Final = {
+    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),
+    0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD4: (0, 2), 0xD5: (0, 3), 0xD6: (0, 5), 0xD7: (0, 9), 0xD8: (0, 17),
+    **{0xA0 | size: (0, size) for size in range(32)},
+}  # fmt: skip
+#: Lists and mappings: the bytes of their length.
+_OPENINGS: Final = {**dict.fromkeys(range(0x80, 0xA0), 0), 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+
+
+def after_numbers(packed: bytes, place: int) -> int:
+    """Where the numbers and constants end that follow one another from a place on."""
+    found = _NUMBERS.match(packed, place)
+    return place if found is None else found.end()
+
+
+def after_scalars(packed: memoryview, place: int, end: int) -> int:
+    """As ``after_numbers``, of texts of less than 32 bytes as well, and of what ends before ``end``."""
+    found = _SCALARS.match(packed, place, end)
+    return place if found is None else found.end()
+
+
+def after_part(packed: bytes | memoryview, place: int) -> int:
+    """Where a part's content begins, if that are values of their own, or ends; the end of all for what is no part."""
+    first = packed[place]
+    opening = _OPENINGS.get(first)
+    if opening is not None:
+        return place + 1 + opening
+    size, more = _LENGTHS.get(first, (0, len(packed)))
+    begin = place + 1 + size
+    return begin + more + int.from_bytes(packed[place + 1 : begin], "big")

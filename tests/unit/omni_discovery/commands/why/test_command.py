@@ -1,0 +1,56 @@
+"""Whom ``omni why`` and ``omni top`` ask, and who gets the token."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from omni_discovery.commands.why.command import WhyCommand, hubs_to_ask
+from omni_discovery.receipts.asking import HubUnaskableError, is_proved
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    WhyCommand().add_arguments(parser)
+    return parser.parse_args(["--last-failures", "--namespace", "of-nobody", *words])
+
+
+def said(url: str, *words: str) -> str:
+    """What is said of a hub that etcd has at this URL, where nobody listens."""
+    (ask,) = hubs_to_ask(options("--all-hubs", *words), [url])
+    with pytest.raises(HubUnaskableError) as caught:
+        ask("/admin/requests")
+    return str(caught.value)
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> tuple[str, str]:
+    (tmp_path / "token").write_text("secret")
+    return "--admin-token-file", str(tmp_path / "token")
+
+
+@pytest.mark.attack("P4")
+@pytest.mark.parametrize("url", ["http://a.invalid:1", "https://a.invalid:1", "http://[::1", "ftp://127.0.0.2.invalid"])
+def test_an_address_that_etcd_alone_names_does_not_get_the_token(url: str, token: tuple[str, str]) -> None:
+    """Unless the operator says so; and the text says how. Without a token it is asked."""
+    text = said(url, *token)
+    assert "--admin-token-anywhere" in text
+    assert "--admin-ca-file" in text
+    assert "is not asked" not in said(url, *token, "--admin-token-anywhere")
+    assert "is not asked" not in said(url)
+
+
+def test_this_machine_and_what_the_operators_own_authority_has_signed_get_it(token: tuple[str, str]) -> None:
+    assert "does not answer" in said("http://127.0.0.1:1", *token)
+    assert "does not answer" in said("http://[::1]:1", *token)
+    assert is_proved("https://a.invalid:1", "/ca.pem")
+    assert not is_proved("https://a.invalid:1", "")
+    assert not is_proved("http://a.invalid:1", "/ca.pem")
+
+
+def test_a_hub_that_the_operator_names_gets_it_wherever_it_is(token: tuple[str, str]) -> None:
+    (ask,) = hubs_to_ask(options("--hub", "http://a.invalid:1", *token), [])
+    with pytest.raises(HubUnaskableError, match="does not answer"):
+        ask("/admin/requests")
