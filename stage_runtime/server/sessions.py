@@ -45,6 +45,7 @@ from stage_runtime.server.handshake import Handshake, ReplicaState
 from stage_runtime.server.ledger import Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
 from stage_runtime.server.updates import Order, jobs_of
+from stage_runtime.server.waiting_pieces import MOST_WAITING_BYTES, WaitingPieces
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class Sessions:
         #: Connections of which some request's output is held, to be joined.
         self._holding: set[str] = set()
         self._log_once = LogOnce(time.monotonic)
+        self._pieces = WaitingPieces()
         #: ``<stage>/<replica id>`` as log lines name this replica; empty before it is registered.
         self.replica_name = ""
         #: Attempts that ended here, by ``ok``, ``cancelled`` or the failure kind.
@@ -241,10 +243,21 @@ class Sessions:
                 self._to_do += self.calls.accept_call(peer, message, now_s)
 
     def _handle_order(self, peer: Peer, order: Order) -> None:
+        if isinstance(order, wire.Feed) and not self._has_room(peer, order):
+            return
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
         if answer is not None:
             self._acknowledge(peer, answer)
+
+    def _has_room(self, peer: Peer, feed: wire.Feed) -> bool:
+        """Whether a piece may wait here for the engine; if not, its request has ended."""
+        ticket = self.ledger.current_ticket(peer.hub_id, feed.request_id)
+        if ticket is None or ticket.attempt != feed.attempt or self._pieces.add(peer.hub_id, ticket.key, feed):
+            return True
+        told = f"its hub has announced more pieces than can wait here, {MOST_WAITING_BYTES >> 20} MiB for all requests"
+        self._end_early(ticket, FailureKind.OVERLOADED, told)
+        return False
 
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session
@@ -389,6 +402,8 @@ class Sessions:
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
+        if isinstance(outcome, TookPiece):
+            self._pieces.take(ticket.peer.hub_id, ticket.key, outcome.from_stage, outcome.number)
         self._push_output(ticket, head, attachment)
 
     def _push_output(self, ticket: Ticket, head: bytes, attachment: bytes | None) -> None:
@@ -408,13 +423,16 @@ class Sessions:
     def _end_unread(self, ticket: Ticket, why: str) -> None:
         """End a request whose outputs are not read; it may have ended before, with outputs that were dropped since."""
         self._counters["unread_requests"] += 1
-        unread = RequestFailed(ticket.key, FailureKind.OVERLOADED, why)
+        self._end_early(ticket, FailureKind.OVERLOADED, why)
+
+    def _end_early(self, ticket: Ticket, kind: FailureKind, why: str) -> None:
+        end = RequestFailed(ticket.key, kind, why)
         if ticket.key in self.ledger.tickets:
             self._close(ticket)
-            self._log_end(ticket, unread)
+            self._log_end(ticket, end)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
         # Not counted as its output: there is room.
-        self._replies.push_message(ticket.peer.name, head_of(ticket, unread, len(self.ledger)))
+        self._replies.push_message(ticket.peer.name, head_of(ticket, end, len(self.ledger)))
 
     def _log_end(self, ticket: Ticket, end: Finished | RequestFailed) -> None:
         """Count the end of a request, and log it if it is a failure.
@@ -544,6 +562,7 @@ class Sessions:
     def _close(self, ticket: Ticket) -> None:
         if not self.ledger.close_ticket(ticket):
             return
+        self._pieces.forget_request(ticket.peer.hub_id, ticket.key)
         if not ticket.is_parked:
             self._credits.end_request(ticket.peer.name)
         if ticket.abort is not None:

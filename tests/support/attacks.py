@@ -234,6 +234,7 @@ ATTACKS: Final = (
     Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
     Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
+    Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery import wire
@@ -26,12 +27,14 @@ from stage_runtime.engine_loop.jobs import (
     ReleaseHub,
     ReleasePayload,
     RequestFailed,
+    TookPiece,
     Work,
 )
 from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Frames, Outbox, SendResult
 from stage_runtime.server.sessions import Sessions
+from stage_runtime.server.waiting_pieces import WaitingPieces
 
 
 class Replica:
@@ -520,3 +523,28 @@ def test_a_storm_of_failures_in_a_replica_is_summed_up(caplog: pytest.LogCapture
     assert len(caplog.messages) == 20
     replica.sessions.failures.close()
     assert caplog.messages[20].startswith("requests.failed count=30 kinds={engine:30} stages={0:30} in_s=")
+
+
+@pytest.mark.attack("P32")
+def test_a_hub_that_announces_more_pieces_than_can_wait_loses_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    monkeypatch.setattr(replica.sessions, "_pieces", WaitingPieces(10_000))
+    replica.submit(stream_from=(0,))
+    (work,) = replica.works()
+    ref = wire.PayloadRef(
+        from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"junk": b"x" * 6_000}
+    )
+    feed = wire.Feed(epoch=7, request_id="r", attempt=0, from_stage=0, number=0, payload=ref)
+    replica.hears("h", feed)
+    replica.delivers(TookPiece(work.key, 0, 0))
+    replica.hears("h", msgspec.structs.replace(feed, number=1))
+    assert len(replica.sessions.ledger) == 1
+    replica.hears("h", msgspec.structs.replace(feed, number=2))
+    failed = replica.said[-1][2]
+    assert isinstance(failed, wire.StageFailed)
+    assert failed.kind is FailureKind.OVERLOADED
+    assert replica.jobs[-2:] == [Cancel(work.key), ReleasePayload(work.owner)]
+    assert len(replica.sessions.ledger) == 0
+    replica.submit("again", stream_from=(0,))
+    replica.hears("h", msgspec.structs.replace(feed, request_id="again"))
+    assert len(replica.sessions.ledger) == 1
