@@ -274,6 +274,9 @@ class Sessions:
         limit = self._state.capacity() + self._config.max_waiting
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
+        if refusal is None and not self._may_take_slot(peer, submit):
+            told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
+            refusal = Refusal(FailureKind.OVERLOADED, told)
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return
@@ -282,7 +285,8 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
-        self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.open_streams.update(submit.stream_from)
         self._acknowledge(
             peer,
             wire.Accepted(
@@ -299,6 +303,10 @@ class Sessions:
         self._to_do.append(work_of(ticket, submit, now_s))
         if peer.name in self._held_back:
             self._to_do.append(HoldBack(ticket.key, held=True))
+
+    def _may_take_slot(self, peer: Peer, submit: wire.Submit) -> bool:
+        has_credit = submit.credit and self._credits.unspent_of(peer.name) > 0
+        return has_credit or self._credits.has_room_without_credit(peer.name)
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
@@ -518,10 +526,30 @@ class Sessions:
         if now_s < self._next_probe_s:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
+        self._end_kept()
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
         for name, peer in (waiting | self.handshake.probed_peers()).items():
             if not (self._replies.has_waiting(name) or self._replies.was_sent_since(name, now_s - _SILENT_S)):
                 self.handshake.probe(peer)
+
+    def _end_kept(self) -> None:
+        """End requests that have long kept slots unused, of hubs with more than their share, while others wait."""
+        for hub_id, excess in self._credits.excess().items():
+            mine = [each for each in self.ledger.tickets.values() if each.peer.hub_id == hub_id and not each.is_parked]
+            is_queue = len(mine) > self._state.capacity()
+            keeping = [each for each in mine if self._keeps(each) or (is_queue and not each.is_covered)]
+            for ticket in keeping:
+                ticket.kept_s += _PROBE_INTERVAL_S
+            limit_s = self._config.keep_slot_s
+            late = sorted((each for each in keeping if each.kept_s >= limit_s), key=lambda each: -each.kept_s)
+            for ticket in late[:excess]:
+                told = f"it kept a slot unused for {limit_s:g} s, beyond the share of its hub, while other hubs waited"
+                self._end_early(ticket, FailureKind.OVERLOADED, told)
+
+    def _keeps(self, ticket: Ticket) -> bool:
+        """Whether a request waits for input, or for its client, and the engine can do nothing for it."""
+        lacks_pieces = bool(ticket.open_streams) and not self._pieces.has_any(ticket.key)
+        return ticket.is_idle or ticket.is_paused or lacks_pieces
 
     def revoke_hubs(self, hub_ids: frozenset[str]) -> None:
         """Revoke exactly these hubs: their requests and calls here end, and their hand-offs are freed."""

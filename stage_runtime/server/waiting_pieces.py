@@ -28,6 +28,10 @@ class WaitingPieces:
         """What the announced pieces of one hub take."""
         return self._of_hub.get(hub_id, 0)
 
+    def has_any(self, key: str) -> bool:
+        """Whether announced pieces of a request wait for its engine."""
+        return any(self._sizes.get(key, {}).values())
+
     def add(self, hub_id: str, key: str, feed: wire.Feed) -> bool:
         """Count an announced piece; whether there was room for it."""
         size_bytes = _size_of(feed)
