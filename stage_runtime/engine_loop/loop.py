@@ -101,7 +101,7 @@ class EngineLoop:
         )
         self._pauses = Pauses(engine, self._capabilities)
         self.jobs: SimpleQueue[Job] = SimpleQueue()
-        self._fetches = HandOffFetches(payloads, self.jobs.put, run_aside)
+        self._fetches = HandOffFetches(payloads, self.jobs.put, run_aside, clock)
         self._pieces = Pieces(
             engine, self._capabilities, payloads, self._fetches, self._pauses, self._add, self._finish
         )
@@ -122,6 +122,7 @@ class EngineLoop:
         self._payloads.expire()
         try:
             self._take_jobs(outcomes)
+            self._fetches.start_due()
             self._enforce_deadlines(outcomes)
             if self._engine.has_unfinished():
                 self.meter.steps += 1

@@ -234,7 +234,12 @@ ATTACKS: Final = (
     Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
     Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
+    Attack(
+        "P30", "a hub sends requests whose input never comes, to all slots of a replica", "they end; others get them"
+    ),
+    Attack("P31", "a hub says that requests have waited long, and spends each slot at once", "each hub gets its turns"),
     Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
+    Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
 )
 
