@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.config import EngineDeadError
+from stage_runtime.config import EngineDeadError, PayloadError
 from stage_runtime.engine_loop.backpressure import Behind, Pauses
 from stage_runtime.engine_loop.check_output import flaw_of, pieces_of
 from stage_runtime.engine_loop.control import Controls, fail
@@ -101,7 +101,7 @@ class EngineLoop:
         )
         self._pauses = Pauses(engine, self._capabilities)
         self.jobs: SimpleQueue[Job] = SimpleQueue()
-        self._fetches = HandOffFetches(payloads, self.jobs.put, run_aside)
+        self._fetches = HandOffFetches(payloads, self.jobs.put, run_aside, clock)
         self._pieces = Pieces(
             engine, self._capabilities, payloads, self._fetches, self._pauses, self._add, self._finish
         )
@@ -122,6 +122,7 @@ class EngineLoop:
         self._payloads.expire()
         try:
             self._take_jobs(outcomes)
+            self._fetches.start_due()
             self._enforce_deadlines(outcomes)
             if self._engine.has_unfinished():
                 self.meter.steps += 1
@@ -230,7 +231,11 @@ class EngineLoop:
         refusal = refusal_of(work, self._capabilities, now_s)
         if refusal is not None:
             return [refusal]
-        if self._pieces.expect_pieces(work):
+        try:
+            is_due = self._pieces.expect_pieces(work)
+        except PayloadError as error:
+            return [failed(work.key, error)]
+        if is_due:
             return self._add(work, {})
         self._run(work, now_s)
         return ()

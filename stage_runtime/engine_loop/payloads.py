@@ -204,6 +204,16 @@ class Payloads:
         edges = {stage: self._edges.get((self._stage_id, stage)) for stage in to_stages}
         return {stage: DEFAULT_WINDOW if edge is None else edge.window for stage, edge in edges.items()}
 
+    def windows_from(self, from_stages: Sequence[int]) -> dict[int, int]:
+        """How many pieces of a request may be in flight from each stage. Raise PayloadError where no edge is."""
+        found: dict[int, int] = {}
+        for stage in from_stages:
+            edge = self._edges.get((stage, self._stage_id))
+            if edge is None:
+                raise PayloadError(f"no edge from stage {stage} ends at this replica")
+            found[stage] = edge.window
+        return found
+
     def endpoints(self) -> dict[str, dict[str, Any]]:
         """Where the next stages fetch from this one, by edge, for the record. Raise OSError if it can't listen."""
         outward = {pair: edge for pair, edge in self._edges.items() if pair[0] == self._stage_id}

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
@@ -36,6 +36,9 @@ from stage_runtime.engines.errors import failure_kind
 logger = logging.getLogger(__name__)
 
 _Handed = Mapping[str, Any]
+#: Pieces that an engine without ``feed``, which gets them all together, may be sent by one stage, and their bytes.
+MOST_COLLECTED: Final = 1 << 16
+MOST_COLLECTED_BYTES: Final = 4 << 30
 
 
 @dataclass(slots=True)
@@ -67,6 +70,8 @@ class _Inflow:
 
     work: Work
     from_stage: int
+    #: How many pieces may have arrived that the engine has not been fed.
+    window: int
     #: Pieces that arrived and that the engine has not been fed.
     queued: deque[PieceArrived] = field(default_factory=deque)
     #: How many have arrived, and whether no more will.
@@ -79,6 +84,7 @@ class _Inflow:
     fetched: _Handed | None = None
     #: All pieces so far, for an engine without ``feed``: it gets them together.
     collected: list[_Handed] = field(default_factory=list)
+    collected_bytes: int = 0
 
 
 class Pieces:
@@ -126,7 +132,8 @@ class Pieces:
         """
         if not work.stream_from:
             return True
-        self._inflows[work.key] = {stage: _Inflow(work, stage) for stage in work.stream_from}
+        windows = self._payloads.windows_from(work.stream_from)
+        self._inflows[work.key] = {stage: _Inflow(work, stage, window) for stage, window in windows.items()}
         return self._feed is not None
 
     def accept_piece(self, fed: PieceArrived) -> Sequence[Outcome]:
@@ -140,6 +147,11 @@ class Pieces:
         if fed.number > flow.arrived:
             reason = f"piece {flow.arrived} of stage {fed.from_stage} never came, piece {fed.number} did"
             return self._fail(RequestFailed(fed.key, FailureKind.PAYLOAD, reason))
+        waiting = flow.arrived - flow.last_fed - 1
+        if waiting >= flow.window and not fed.is_last:
+            # No hub is believed to keep to it.
+            reason = f"{waiting + 1} pieces of stage {flow.from_stage} wait; the window is {flow.window}"
+            return self._fail(RequestFailed(fed.key, FailureKind.OVERLOADED, reason))
         flow.queued.append(fed)
         flow.arrived += 1
         flow.is_complete = fed.is_last
@@ -197,7 +209,7 @@ class Pieces:
             if self._feed is not None:
                 self._feed(key, flow.from_stage, piece, fed.is_last)
             elif piece is not None:
-                flow.collected.append(piece)
+                _collect(flow, piece, fed)
             if piece is not None:
                 last = flow.last_fed = fed.number
         return last
@@ -303,3 +315,14 @@ def _content(result: HandOffs | Exception, flow: _Inflow) -> _Handed:
     if isinstance(result, Exception):
         raise result
     return result[""][flow.from_stage]
+
+
+def _collect(flow: _Inflow, piece: _Handed, fed: PieceArrived) -> None:
+    """Keep a piece until all have come. Raise PayloadError where that would be more than one request may have."""
+    flow.collected.append(piece)
+    if fed.payload is not None:
+        inline = fed.payload.metadata.get("inline")
+        flow.collected_bytes += max(fed.payload.size_bytes, len(inline) if isinstance(inline, bytes) else 0)
+    if len(flow.collected) > MOST_COLLECTED or flow.collected_bytes > MOST_COLLECTED_BYTES:
+        told = f"{len(flow.collected)} pieces of stage {flow.from_stage}, of {flow.collected_bytes} bytes"
+        raise PayloadError(f"{told}, are more than this engine, which takes them together, can be given")

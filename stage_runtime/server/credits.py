@@ -7,13 +7,15 @@ to grant and to recall. Hubs are named by the routing ids of their connections. 
 What a hub says of its waiting requests is believed only as far as its deeds bear it out: one that waits spends its
 credits at once. A hub that waits and lets credits lie is **doubted**, with all its connections and sessions: its
 credits are recalled for others, and it gets one at a time, after all others that wait, until it has spent what it held.
+Among the others the oldest request goes first, by its hub's word; but a hub that has held more than its share of the
+slots, over the last seconds, goes after those that have not. Whatever hubs say, each that waits gets its share.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from math import inf
+from math import ceil, exp, inf
 from typing import Final
 
 #: A hub that has not answered a recall for so long loses the recalled credits.
@@ -23,6 +25,13 @@ IDLE_TIMEOUT_S: Final = 1.0
 #: A request may have waited so long for other replicas before its hub asked this one; no hub's word counts for more.
 HEAD_START_S: Final = 5.0
 _MOST_DOUBTED: Final = 1000
+_LEAST_MEAN: Final = 0.01
+#: A hub that has held so many times its share goes after the others at once; one that has held more than its share
+#: does when another hub has waited for a slot for so long, by this replica's own clock.
+MOST_SHARES: Final = 1.5
+PASSED_OVER_S: Final = 1.0
+#: How many slots a hub has held is a mean in which a moment so long ago counts for a third.
+SHARE_MEMORY_S: Final = 3.0
 #: Credits that a doubted hub has left for so long, though it goes on asking, are of no use to anybody.
 UNUSED_AFTER_S: Final = 5.0
 
@@ -71,6 +80,8 @@ CreditAction = GrantCredits | RecallCredits | DoubtHub
 class _Account:
     session: int
     hub_id: str = ""
+    #: Since when it asks without having been lent a slot.
+    unserved_since_s: float = 0.0
     #: When its session began, or it last gave or lost credits unspent: no request of it counts as waiting for longer.
     queued_from_s: float = -inf
     unspent: int = 0
@@ -111,6 +122,11 @@ class CreditBook:
         self._recalling: set[str] = set()
         #: Hubs, by id, that said that they wait, and spent nothing; and since when.
         self._doubted: dict[str, float] = {}
+        #: How many slots each hub has held of late, by id; how many each has held since the last
+        #: settling, and when that was.
+        self._mean_held: dict[str, float] = {}
+        self._held_since: dict[str, int] = {}
+        self._settled_at_s = -inf
         #: The last moment that a caller has named.
         self._now_s = -inf
         #: Whether nothing has changed since the last settling.
@@ -209,9 +225,10 @@ class CreditBook:
         # New sessions, and credits that come back unspent, are no way to the head of the queue.
         earliest_s = max(account.asking_since_s - HEAD_START_S, account.queued_from_s)
         account.waiting_since_s = max(now_s - oldest_wait_s, earliest_s)
-        if waiting:
+        if waiting and peer not in self._wanting:
             self._wanting.add(peer)
-        else:
+            account.unserved_since_s = now_s
+        elif not waiting:
             self._wanting.discard(peer)
         return True
 
@@ -246,6 +263,18 @@ class CreditBook:
         account.recalled = 0
         self._recalling.discard(peer)
         return True
+
+    def has_room_without_credit(self, peer: str) -> bool:
+        """Whether a hub may begin a request that spends no credit: within its share, while other hubs want slots."""
+        hub_id = peer.partition("/")[0]
+        others = {account.hub_id for account in self._accounts.values()} - {hub_id}
+        if not others:
+            return True
+        held = self._held_by_hub().get(hub_id, 0)
+        if any(self._accounts[each].hub_id != hub_id for each in self._wanting):
+            names = {hub_id, *(self._accounts[each].hub_id for each in self._wanting), *self._held_since}
+            return held < max(1, self._capacity // len(names))
+        return held < max(1, self._capacity)
 
     def begin_request(self, peer: str, *, credit: bool) -> bool:
         """A request was accepted. Return whether it has spent one of the hub's credits."""
@@ -286,6 +315,7 @@ class CreditBook:
         if self._is_settled:
             return []
         self._is_settled = True
+        self._measure_shares(now_s)
         lent: defaultdict[str, int] = defaultdict(int)
         if self.free > 0 and self._accounts:
             self._lend_to_waiting(lent, now_s)
@@ -298,7 +328,46 @@ class CreditBook:
         ]
         if self._wanting or self.free < 0:
             actions += self._recall_idle(now_s)
+        self._held_since = self._held_by_hub()
         return actions
+
+    # ---- shares
+
+    def _measure_shares(self, now_s: float) -> None:
+        """Take over what each hub has held since the last settling."""
+        past = exp((self._settled_at_s - now_s) / SHARE_MEMORY_S)
+        self._settled_at_s = now_s
+        names = {*self._held_since, *self._mean_held}
+        means = {
+            name: self._mean_held.get(name, 0.0) * past + self._held_since.get(name, 0) * (1 - past) for name in names
+        }
+        self._mean_held = {name: mean for name, mean in means.items() if mean > _LEAST_MEAN}
+
+    def _held_by_hub(self) -> dict[str, int]:
+        held: defaultdict[str, int] = defaultdict(int)
+        for peer, count in self._running_of.items():
+            held[peer.partition("/")[0]] += count
+        for account in self._accounts.values():
+            if account.unspent:
+                held[account.hub_id] += account.unspent
+        return held
+
+    def excess(self) -> dict[str, int]:
+        """The slots, by hub id, that hubs hold beyond their share while another hub waits for slots."""
+        waiting = {self._accounts[peer].hub_id for peer in self._wanting} - self._doubted.keys()
+        held = self._held_by_hub() if waiting else {}
+        share = self._capacity / max(len({*held, *waiting}), 1)
+        return {hub: ceil(count - share) for hub, count in held.items() if count > share and waiting - {hub}}
+
+    def _most_held(self, now_s: float) -> float:
+        """The mean of held slots beyond which a hub goes after the others."""
+        wanting = [self._accounts[peer] for peer in self._wanting]
+        share = self._capacity / max(len({*self._held_since, *(account.hub_id for account in wanting)}), 1)
+        is_passed_over = any(
+            now_s - account.unserved_since_s >= PASSED_OVER_S and self._mean_held.get(account.hub_id, 0.0) < share
+            for account in wanting
+        )
+        return share if is_passed_over else share * MOST_SHARES
 
     # ---- lending
 
@@ -336,8 +405,10 @@ class CreditBook:
 
     def _lend_to_waiting(self, lent: defaultdict[str, int], now_s: float) -> None:
         while self._wanting and self.free > 0:
-            peer = min(self._wanting, key=self._turn)
+            most = self._most_held(now_s)
+            peer = min(self._wanting, key=lambda each: self._turn(each, most))
             account = self._accounts[peer]
+            account.unserved_since_s = now_s
             self._lend(lent, peer, 1)
             # Only the oldest wait is known: the others are assumed to be spread evenly behind it. A hub that says that
             # more wait than there are slots is not the oldest for ever.
@@ -349,9 +420,10 @@ class CreditBook:
             if account.hub_id in self._doubted:
                 self._drop_demand(account.hub_id)
 
-    def _turn(self, peer: str) -> tuple[bool, float, str]:
+    def _turn(self, peer: str, most_held: float) -> tuple[bool, bool, float, str]:
         account = self._accounts[peer]
-        return account.hub_id in self._doubted, account.waiting_since_s, peer
+        has_more = self._mean_held.get(account.hub_id, 0.0) > most_held
+        return account.hub_id in self._doubted, has_more, account.waiting_since_s, peer
 
     def _is_lent_unasked(self, account: _Account) -> bool:
         return not account.unanswered and account.hub_id not in self._doubted

@@ -35,6 +35,13 @@ class Ticket:
     #: For a request that comes in segments: the last segment that came, and whether that has ended.
     segment: int | None = None
     is_idle: bool = False
+    #: The stages of which more pieces will come, and whether the hub's client is behind.
+    open_streams: set[int] = field(default_factory=set)
+    is_paused: bool = False
+    #: Whether the hub has spent a credit for it.
+    is_covered: bool = False
+    #: For how long it has not used its slot, in seconds, while other hubs waited and its own had more than its share.
+    kept_s: float = 0.0
     #: Output that is held while the hub has not read what was sent before it.
     held: HeldOutput = field(default_factory=HeldOutput)
     #: Whether the engine has parked the request: its slot is then free for others.

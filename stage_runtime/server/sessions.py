@@ -45,6 +45,7 @@ from stage_runtime.server.handshake import Handshake, ReplicaState
 from stage_runtime.server.ledger import Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
 from stage_runtime.server.updates import Order, jobs_of
+from stage_runtime.server.waiting_pieces import MOST_WAITING_BYTES, WaitingPieces
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +198,7 @@ class Sessions:
         #: Connections of which some request's output is held, to be joined.
         self._holding: set[str] = set()
         self._log_once = LogOnce(time.monotonic)
+        self._pieces = WaitingPieces()
         #: ``<stage>/<replica id>`` as log lines name this replica; empty before it is registered.
         self.replica_name = ""
         #: Attempts that ended here, by ``ok``, ``cancelled`` or the failure kind.
@@ -241,10 +243,21 @@ class Sessions:
                 self._to_do += self.calls.accept_call(peer, message, now_s)
 
     def _handle_order(self, peer: Peer, order: Order) -> None:
+        if isinstance(order, wire.Feed) and not self._has_room(peer, order):
+            return
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
         if answer is not None:
             self._acknowledge(peer, answer)
+
+    def _has_room(self, peer: Peer, feed: wire.Feed) -> bool:
+        """Whether a piece may wait here for the engine; if not, its request has ended."""
+        ticket = self.ledger.current_ticket(peer.hub_id, feed.request_id)
+        if ticket is None or ticket.attempt != feed.attempt or self._pieces.add(peer.hub_id, ticket.key, feed):
+            return True
+        told = f"its hub has announced more pieces than can wait here, {MOST_WAITING_BYTES >> 20} MiB for all requests"
+        self._end_early(ticket, FailureKind.OVERLOADED, told)
+        return False
 
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session
@@ -261,6 +274,9 @@ class Sessions:
         limit = self._state.capacity() + self._config.max_waiting
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
+        if refusal is None and not self._may_take_slot(peer, submit):
+            told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
+            refusal = Refusal(FailureKind.OVERLOADED, told)
         if refusal is not None:
             self._reject(peer, submit, refusal)
             return
@@ -269,7 +285,8 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
-        self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.open_streams.update(submit.stream_from)
         self._acknowledge(
             peer,
             wire.Accepted(
@@ -286,6 +303,10 @@ class Sessions:
         self._to_do.append(work_of(ticket, submit, now_s))
         if peer.name in self._held_back:
             self._to_do.append(HoldBack(ticket.key, held=True))
+
+    def _may_take_slot(self, peer: Peer, submit: wire.Submit) -> bool:
+        has_credit = submit.credit and self._credits.unspent_of(peer.name) > 0
+        return has_credit or self._credits.has_room_without_credit(peer.name)
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
@@ -389,6 +410,8 @@ class Sessions:
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
         ticket.pieces += isinstance(outcome, HandedPiece)
+        if isinstance(outcome, TookPiece):
+            self._pieces.take(ticket.peer.hub_id, ticket.key, outcome.from_stage, outcome.number)
         self._push_output(ticket, head, attachment)
 
     def _push_output(self, ticket: Ticket, head: bytes, attachment: bytes | None) -> None:
@@ -408,13 +431,16 @@ class Sessions:
     def _end_unread(self, ticket: Ticket, why: str) -> None:
         """End a request whose outputs are not read; it may have ended before, with outputs that were dropped since."""
         self._counters["unread_requests"] += 1
-        unread = RequestFailed(ticket.key, FailureKind.OVERLOADED, why)
+        self._end_early(ticket, FailureKind.OVERLOADED, why)
+
+    def _end_early(self, ticket: Ticket, kind: FailureKind, why: str) -> None:
+        end = RequestFailed(ticket.key, kind, why)
         if ticket.key in self.ledger.tickets:
             self._close(ticket)
-            self._log_end(ticket, unread)
+            self._log_end(ticket, end)
             self._to_do += (Cancel(ticket.key), ReleasePayload(ticket.owner))
         # Not counted as its output: there is room.
-        self._replies.push_message(ticket.peer.name, head_of(ticket, unread, len(self.ledger)))
+        self._replies.push_message(ticket.peer.name, head_of(ticket, end, len(self.ledger)))
 
     def _log_end(self, ticket: Ticket, end: Finished | RequestFailed) -> None:
         """Count the end of a request, and log it if it is a failure.
@@ -500,10 +526,30 @@ class Sessions:
         if now_s < self._next_probe_s:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
+        self._end_kept()
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
         for name, peer in (waiting | self.handshake.probed_peers()).items():
             if not (self._replies.has_waiting(name) or self._replies.was_sent_since(name, now_s - _SILENT_S)):
                 self.handshake.probe(peer)
+
+    def _end_kept(self) -> None:
+        """End requests that have long kept slots unused, of hubs with more than their share, while others wait."""
+        for hub_id, excess in self._credits.excess().items():
+            mine = [each for each in self.ledger.tickets.values() if each.peer.hub_id == hub_id and not each.is_parked]
+            is_queue = len(mine) > self._state.capacity()
+            keeping = [each for each in mine if self._keeps(each) or (is_queue and not each.is_covered)]
+            for ticket in keeping:
+                ticket.kept_s += _PROBE_INTERVAL_S
+            limit_s = self._config.keep_slot_s
+            late = sorted((each for each in keeping if each.kept_s >= limit_s), key=lambda each: -each.kept_s)
+            for ticket in late[:excess]:
+                told = f"it kept a slot unused for {limit_s:g} s, beyond the share of its hub, while other hubs waited"
+                self._end_early(ticket, FailureKind.OVERLOADED, told)
+
+    def _keeps(self, ticket: Ticket) -> bool:
+        """Whether a request waits for input, or for its client, and the engine can do nothing for it."""
+        lacks_pieces = bool(ticket.open_streams) and not self._pieces.has_any(ticket.key)
+        return ticket.is_idle or ticket.is_paused or lacks_pieces
 
     def revoke_hubs(self, hub_ids: frozenset[str]) -> None:
         """Revoke exactly these hubs: their requests and calls here end, and their hand-offs are freed."""
@@ -544,6 +590,7 @@ class Sessions:
     def _close(self, ticket: Ticket) -> None:
         if not self.ledger.close_ticket(ticket):
             return
+        self._pieces.forget_request(ticket.peer.hub_id, ticket.key)
         if not ticket.is_parked:
             self._credits.end_request(ticket.peer.name)
         if ticket.abort is not None:

@@ -70,7 +70,10 @@ def jobs_of(ledger: Ledger, peer: Peer, order: Order) -> tuple[wire.Accepted | w
         accepted = wire.Accepted(
             epoch=order.epoch, request_id=order.request_id, attempt=order.attempt, queue_length=len(ledger)
         )
+        ticket.is_paused = order.paused
         return accepted, [Pause(ticket.key, order.paused)]
     if isinstance(order, wire.Feed):
+        if order.is_last:
+            ticket.open_streams.discard(order.from_stage)
         return None, [PieceArrived(ticket.key, order.from_stage, order.number, order.payload, order.is_last)]
     return None, [WindowUpdate(ticket.key, order.to_stage, order.number, order.again)]

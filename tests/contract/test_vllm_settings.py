@@ -14,7 +14,7 @@ import pytest
 
 from omni_discovery.deploy.trust.bounds import Bounds
 from omni_discovery.deploy.trust.judge import within
-from omni_discovery.deploy.trust.vllm_args import CHOICES, MODELS, NAMES, PARTS, SETTINGS, TABLES
+from omni_discovery.deploy.trust.vllm_args import CHOICES, MODELS, NAMES, PARTS, REVISIONS, SETTINGS, TABLES
 from omni_discovery.errors import ConfigError
 from stage_runtime.engines.base import create_engine
 from stage_runtime.replica.failures import not_loaded
@@ -37,7 +37,7 @@ _OTHER_MINORS = {"swap_space", "num_lookahead_slots", "max_num_partial_prefills"
 
 
 def test_no_argument_that_can_bring_code_is_a_setting() -> None:
-    assert not CLOSED & (SETTINGS | NAMES | TABLES | MODELS)
+    assert not CLOSED & (SETTINGS | NAMES | REVISIONS | TABLES | MODELS)
 
 
 def test_the_settings_are_arguments_of_the_installed_vllm() -> None:
@@ -45,7 +45,7 @@ def test_the_settings_are_arguments_of_the_installed_vllm() -> None:
     from vllm import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    listed = SETTINGS | NAMES | TABLES | {name for name in (*PARTS, *CHOICES) if "." not in name}
+    listed = SETTINGS | NAMES | REVISIONS | TABLES | {name for name in (*PARTS, *CHOICES) if "." not in name}
     assert listed - known <= _OTHER_MINORS
     assert {name for name in MODELS if "." not in name} <= known
     assert known >= CLOSED

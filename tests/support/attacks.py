@@ -240,6 +240,13 @@ ATTACKS: Final = (
     Attack("P3", "more records than there are replicas, of any stage", "10 000, the oldest; 512 MiB; one line; named"),
     Attack("P4", "another address in a hub's record, when an operator asks --all-hubs", "named; no token goes there"),
     Attack("P5", "thousands of records with other files than the replicas have", "counted the more rarely"),
+    Attack(
+        "P30", "a hub sends requests whose input never comes, to all slots of a replica", "they end; others get them"
+    ),
+    Attack("P31", "a hub says that requests have waited long, and spends each slot at once", "each hub gets its turns"),
+    Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
+    Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
+    Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
 )
 
 #: Rows without a test, and why.

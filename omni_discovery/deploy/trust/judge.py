@@ -32,9 +32,11 @@ from omni_discovery.deploy.trust.vllm_args import (
     PARTS,
     PICKLED_FORMATS,
     PICKLED_METHODS,
+    REVISIONS,
     WORDS_OF_OMNI,
     is_numbers,
     is_plain,
+    is_revision,
     is_setting,
     is_text,
 )
@@ -171,7 +173,8 @@ def _closed_engine(stage: StageConfig, bounds: Bounds, locate: Locate) -> Iterat
                 yield from _closed_vllm(name, value, bounds, locate)
     else:
         for name, value in stage.engine_args.items():
-            if name not in _ENGINE_ARGS.get(stage.engine, ()) or not (is_text(value) or is_numbers(value)):
+            is_right = is_revision(value) if name in REVISIONS else is_text(value) or is_numbers(value)
+            if name not in _ENGINE_ARGS.get(stage.engine, ()) or not is_right:
                 yield from _closed_argument(name, value, bounds)
 
 

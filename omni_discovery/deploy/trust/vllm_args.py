@@ -14,6 +14,9 @@ from typing import Any, Final
 _WORD: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+:-]{0,127}")
 #: Free text for arguments that only name or count something.
 _TEXT: Final = re.compile(r"[^\x00-\x1f]{0,1024}")
+#: A branch, a tag or a commit: libraries make a path below the model hub's cache of it.
+_REVISION: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*")
+_LONGEST_REVISION: Final = 255
 
 #: Arguments whose value is a number, yes or no, a word, or a list of those.
 SETTINGS: Final = frozenset(
@@ -61,10 +64,12 @@ SETTINGS: Final = frozenset(
         "watermark",
     )
 )
+#: Arguments, and keys of them, whose value is a branch, a tag or a commit of a model hub.
+REVISIONS: Final = frozenset(("revision", "tokenizer_revision", "code_revision"))
 #: Arguments whose value is text that names something, and is neither opened nor imported.
 NAMES: Final = frozenset(
     (
-        *("revision", "tokenizer_revision", "code_revision", "served_model_name", "ignore_patterns"),
+        *("served_model_name", "ignore_patterns"),
         *("lora_target_modules", "cpu_offload_params", "offload_params", "kv_cache_dtype_skip_layers"),
     )
 )
@@ -139,7 +144,6 @@ PICKLED_FORMATS: Final = frozenset(("pt", "npcache", "hf", "bitsandbytes"))
 PICKLED_METHODS: Final = frozenset(("bitsandbytes",))
 #: Methods of quantization whose files are no safetensors.
 _OTHER_FILES: Final = frozenset(("gguf",))
-_NAMES_IN_PARTS: Final = frozenset(("revision", "engine_id"))
 #: This project's own arguments of engine ``vllm`` that are settings; ``allow_rpc`` is none.
 OWN: Final = frozenset(("pd", "handoff", "tool_call_parser"))
 #: Words of engine ``vllm-omni`` that name something in vLLM-Omni's own tables.
@@ -165,11 +169,13 @@ def is_setting(place: str, value: Any) -> bool:
     if place == "compilation_config" and isinstance(value, int):
         return True
     outer, _, name = place.rpartition(".")
+    if name in REVISIONS:
+        return is_revision(value) and (not outer or name in PARTS.get(outer, ()))
     if outer:
         if name == "engine_id" and "/" in str(value):
             # vLLM makes files in /dev/shm of it.
             return False
-        return name in PARTS.get(outer, ()) and (is_text(value) if name in _NAMES_IN_PARTS else is_plain(value))
+        return name in PARTS.get(outer, ()) and (is_text(value) if name == "engine_id" else is_plain(value))
     if place in TABLES:
         return isinstance(value, Mapping) and _is_table(value)
     if place == "handoff":
@@ -182,6 +188,13 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(is_plain(each) for each in value)
     return value is None or isinstance(value, int | float) or (isinstance(value, str) and bool(_WORD.fullmatch(value)))
+
+
+def is_revision(value: Any) -> bool:
+    """Whether a value is nothing, or can only name a branch, a tag or a commit: no path that leads up or away."""
+    if not isinstance(value, str):
+        return value is None
+    return len(value) <= _LONGEST_REVISION and bool(_REVISION.fullmatch(value))
 
 
 def is_text(value: Any) -> bool:

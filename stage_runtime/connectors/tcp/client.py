@@ -15,11 +15,13 @@ from omni_discovery.backoff import Backoff
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
 from stage_runtime.connectors.store.memory import PooledBuffer
 from stage_runtime.connectors.tcp.frames import ANSWER_BYTES, RECEIVED, Status, pack_request, parse_answer
+from stage_runtime.connectors.tcp.names import Names
 
 _CONNECT_TIMEOUT_S: Final = 5.0
 #: Waits before a connection that was reset is made again: the first, and the longest.
 _FIRST_WAIT_S: Final = 0.02
 _LONGEST_WAIT_S: Final = 0.5
+_NAMES: Final = Names()
 T = TypeVar("T")
 
 
@@ -186,7 +188,8 @@ def _converse_once(
 
 def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> socket.socket:
     failure: OSError = TransferError(f"{where[0]} is no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(*where, type=socket.SOCK_STREAM):
+    for family, kind, protocol, address in _NAMES.addresses(*where, left_s(deadline_s)):
+        fetching.check()
         connection = socket.socket(family, kind, protocol)
         try:
             fetching.use(connection)

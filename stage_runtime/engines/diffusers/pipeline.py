@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from omni_discovery.deploy.trust.vllm_args import is_revision
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import one_line
 from stage_runtime.engines.diffusers.partial_images import Expected, can_expect
@@ -49,6 +50,9 @@ def fetch(source: PipelineSource) -> Path:
     folder = Path(source.model).expanduser()
     if folder.is_dir():
         return folder
+    if not is_revision(source.revision):
+        # The model hub's cache takes it for a path.
+        raise ConfigError(f"{source.where}: revision {source.revision!r} is no branch, tag or commit")
     from diffusers import DiffusionPipeline
 
     try:

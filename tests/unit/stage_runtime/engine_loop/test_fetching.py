@@ -122,6 +122,37 @@ def test_there_are_no_more_threads_than_that(bench: Bench) -> None:
         bench.fetch_all()
 
 
+@pytest.mark.attack("P33")
+def test_producers_that_are_slow_by_many_addresses_leave_threads_to_others(bench: Bench) -> None:
+    """1. sixteen fetches of four addresses take all threads, and long; 2. others get theirs all the same; 3. from then
+    on the four have one thread each, and eight in all.
+    """
+    bench.do(*(work(f"slow{number}", ref(number % 4 + 1)) for number in range(40)), work("well", ref(9)))
+    assert len(bench.aside) == MAX_FETCHES
+    bench.now_s = 0.6
+    bench.do()
+    assert len(bench.aside) == MAX_FETCHES + 1
+    bench.aside.pop()()
+    bench.do()
+    assert list(bench.engine.requests) == ["well"]
+    slow, bench.aside[:] = list(bench.aside), []
+    bench.now_s = 5.0
+    for run in slow:
+        run()
+    bench.do(*(work(f"more{number}", ref(number + 20)) for number in range(12)))
+    assert len(bench.aside) == 4 + 12
+
+
+def test_a_producer_that_was_slow_once_is_as_good_as_others_after_its_next_fetch(bench: Bench) -> None:
+    bench.do(work("a", ref(1)))
+    bench.now_s = 1.0
+    bench.fetch_all()
+    bench.do(*(work(f"b{number}", ref(1)) for number in range(9)))
+    assert len(bench.aside) == 1
+    bench.fetch_all()
+    assert len(bench.aside) == MAX_OF_PRODUCER
+
+
 def test_one_that_is_cancelled_ends_at_once_and_never_reaches_the_engine(bench: Bench) -> None:
     bench.do(work("a", ref()), *(work(f"b{number}", ref()) for number in range(8)))
     for key in ["a", *(f"b{number}" for number in range(8))]:

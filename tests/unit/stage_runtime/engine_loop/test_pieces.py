@@ -242,6 +242,51 @@ def test_a_gap_a_bad_piece_and_one_that_is_gone_end_the_request(bench: Bench) ->
         bench.do()
 
 
+@pytest.mark.attack("P32")
+def test_a_hub_that_does_not_keep_to_the_window_loses_the_request(bench: Bench) -> None:
+    """Sixteen pieces may wait: a repeated one and the end of the hand-off take no place, the seventeenth has none."""
+    assert isinstance(bench.engine, PieceEngine)
+    bench.engine.appetite = 1
+    bench.do(work(stream_from=(0,)))
+    bench.do(bench.fed(0))
+    bench.do(*(bench.fed(number) for number in range(1, 17)), bench.fed(16))
+    assert len(bench.loop) == 1
+    (end,) = bench.do(bench.fed(17))
+    assert isinstance(end, RequestFailed)
+    assert (end.kind, end.reason) == (FailureKind.OVERLOADED, "17 pieces of stage 0 wait; the window is 16")
+    assert bench.engine.aborted == ["a"]
+
+
+def test_the_end_of_a_hand_off_needs_no_window(bench: Bench) -> None:
+    assert isinstance(bench.engine, PieceEngine)
+    bench.engine.appetite = 0
+    bench.do(work(stream_from=(0,)))
+    assert bench.do(*(bench.fed(n) for n in range(16)), PieceArrived("a", 0, 16, None, True)) == []
+    bench.engine.appetite = 100
+    assert TookPiece("a", 0, 15) in [*bench.do(), *bench.do()]
+
+
+@pytest.mark.attack("P32")
+def test_pieces_of_a_stage_that_no_edge_leads_from_are_not_waited_for(bench: Bench) -> None:
+    (end,) = bench.do(work(stream_from=(0, 7)))
+    assert isinstance(end, RequestFailed)
+    assert "no edge from stage 7" in end.reason
+    assert len(bench.loop) == 0
+
+
+@pytest.mark.attack("P32")
+def test_an_engine_that_takes_pieces_together_is_not_given_more_than_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stage_runtime.engine_loop.pieces.MOST_COLLECTED", 2)
+    bench = Bench(tmp_path, ScriptedEngine())
+    bench.do(work(stream_from=(0,)))
+    bench.do(bench.fed(0), bench.fed(1))
+    (end,) = bench.do(bench.fed(2))
+    assert isinstance(end, RequestFailed)
+    assert "3 pieces of stage 0" in end.reason
+
+
 def test_an_engine_that_takes_no_pieces_gets_them_when_all_are_there(tmp_path: Path) -> None:
     bench = Bench(tmp_path, ScriptedEngine())
     bench.do(work(stream_from=(0,)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -443,3 +444,90 @@ def test_slots_that_are_booked_for_requests_which_have_ended_are_lost() -> None:
     assert one.lost_slots(1, 0.1) == LostSlots()
     lost = one.lost_slots(0, 0.1)
     assert lost == LostSlots(1, "1 of its 2 slots serve nobody: 1 taken by requests that have ended")
+
+
+class Liar:
+    """A hub that asks for 1000 slots, as if it had waited for ever, and ends each request at once."""
+
+    def __init__(self, shared: CreditBook, hold_s: float) -> None:
+        self._shared, self._hold_s = shared, hold_s
+        self._lent_s: list[float] = []
+
+    def act(self, now_s: float) -> None:
+        self._shared.record_demand("evil", 1, 1000, 1e9, now_s)
+        while self._lent_s and now_s - self._lent_s[0] >= self._hold_s:
+            self._lent_s.pop(0)
+            self._shared.begin_request("evil", credit=True)
+            self._shared.end_request("evil")
+
+    def lend(self, credits_: int, now_s: float) -> None:
+        self._lent_s += [now_s] * credits_
+
+
+class Honest:
+    """A hub with one short request after the other, from second 5 on."""
+
+    def __init__(self, shared: CreditBook) -> None:
+        self._shared = shared
+        self._held, self._since_s, self._ends_s = 0, 5.0, inf
+        self.waits: list[float] = []
+
+    def act(self, now_s: float) -> None:
+        if self._ends_s <= now_s:
+            self._shared.end_request("good")
+            self._since_s, self._ends_s = now_s, inf
+        if now_s < self._since_s or self._ends_s < inf:
+            return
+        if self._held:
+            self._held -= 1
+            self._shared.begin_request("good", credit=True)
+            self._shared.record_demand("good", 1, 0, 0.0, now_s)
+            self.waits.append(now_s - self._since_s)
+            self._ends_s = now_s + 0.1
+        else:
+            self._shared.record_demand("good", 1, 1, now_s - self._since_s, now_s)
+
+    def lend(self, credits_: int, now_s: float) -> None:
+        self._held += credits_
+
+    def give_back(self, credits_: int) -> None:
+        given = min(self._held, credits_)
+        self._held -= given
+        self._shared.take_back("good", 1, given)
+
+
+@pytest.mark.attack("P31")
+@pytest.mark.parametrize("capacity", [1, 4, 8])
+@pytest.mark.parametrize("hold_s", [0.05, 0.75, 0.9])
+def test_a_hub_that_lies_of_its_waits_and_spends_each_slot_at_once_keeps_nobody_waiting(
+    capacity: int, hold_s: float
+) -> None:
+    shared = book(capacity)
+    for peer in ("evil", "good"):
+        shared.open_account(peer, 1)
+    hubs: dict[str, Liar | Honest] = {"evil": Liar(shared, hold_s), "good": (honest := Honest(shared))}
+    for step in range(1200):
+        now_s = step / 20
+        for each in hubs.values():
+            each.act(now_s)
+        for action in shared.lend_and_recall(now_s):
+            if isinstance(action, GrantCredits):
+                hubs[action.peer].lend(action.credits, now_s)
+            elif isinstance(action, RecallCredits) and action.peer == "good":
+                honest.give_back(action.credits)
+    assert len(honest.waits) > 30
+    assert max(honest.waits) <= 2.0
+
+
+def test_hubs_within_their_share_are_served_by_the_age_of_their_requests() -> None:
+    busy = book(4, "a", "b", "c")
+    for peer in ("a", "b", "c", "c"):
+        busy.begin_request(peer, credit=True)
+    for step in range(200):
+        busy.record_demand("a", 1, 1, 1.0 + step / 10, now_s=step / 10)
+        busy.record_demand("b", 1, 1, 2.0 + step / 10, now_s=step / 10)
+        busy.record_demand("c", 1, 1, 4.0 + step / 10, now_s=step / 10)
+        busy.lend_and_recall(step / 10)
+    busy.end_request("c")
+    granted = [action.peer for action in busy.lend_and_recall(20.0) if isinstance(action, GrantCredits)]
+    assert granted == ["b"]

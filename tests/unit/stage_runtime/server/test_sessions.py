@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery import wire
@@ -26,12 +27,15 @@ from stage_runtime.engine_loop.jobs import (
     ReleaseHub,
     ReleasePayload,
     RequestFailed,
+    SegmentEnded,
+    TookPiece,
     Work,
 )
 from stage_runtime.lifecycle import LifeState
 from stage_runtime.server.handshake import ReplicaState
 from stage_runtime.server.outbox import Frames, Outbox, SendResult
 from stage_runtime.server.sessions import Sessions
+from stage_runtime.server.waiting_pieces import WaitingPieces
 
 
 class Replica:
@@ -520,3 +524,104 @@ def test_a_storm_of_failures_in_a_replica_is_summed_up(caplog: pytest.LogCapture
     assert len(caplog.messages) == 20
     replica.sessions.failures.close()
     assert caplog.messages[20].startswith("requests.failed count=30 kinds={engine:30} stages={0:30} in_s=")
+
+
+@pytest.mark.attack("P32")
+def test_a_hub_that_announces_more_pieces_than_can_wait_loses_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    monkeypatch.setattr(replica.sessions, "_pieces", WaitingPieces(10_000))
+    replica.submit(stream_from=(0,))
+    (work,) = replica.works()
+    ref = wire.PayloadRef(
+        from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"junk": b"x" * 6_000}
+    )
+    feed = wire.Feed(epoch=7, request_id="r", attempt=0, from_stage=0, number=0, payload=ref)
+    replica.hears("h", feed)
+    replica.delivers(TookPiece(work.key, 0, 0))
+    replica.hears("h", msgspec.structs.replace(feed, number=1))
+    assert len(replica.sessions.ledger) == 1
+    replica.hears("h", msgspec.structs.replace(feed, number=2))
+    failed = replica.said[-1][2]
+    assert isinstance(failed, wire.StageFailed)
+    assert failed.kind is FailureKind.OVERLOADED
+    assert replica.jobs[-2:] == [Cancel(work.key), ReleasePayload(work.owner)]
+    assert len(replica.sessions.ledger) == 0
+    replica.submit("again", stream_from=(0,))
+    replica.hears("h", msgspec.structs.replace(feed, request_id="again"))
+    assert len(replica.sessions.ledger) == 1
+
+
+def contested(replica: Replica, hub_id: str = "h", **fields: Any) -> None:
+    """Hub ``h`` has both slots with requests of that kind, and hub ``g`` waits for one."""
+    for each in ("h", "g"):
+        hello = wire.Hello(hub_id=each, epoch=7, session=1)
+        replica.hears(each, hello)
+        replica.hears_on_output(each, hello, 0.0)
+    for request_id in ("r0", "r1"):
+        replica.submit(request_id, credit=True, **fields)
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=1))
+
+
+def pass_time(replica: Replica, from_s: float, to_s: float) -> None:
+    for step in range(int((to_s - from_s) * 4)):
+        replica.tick(from_s + step / 4)
+
+
+def failures(replica: Replica) -> list[str]:
+    return [said[2].request_id for said in replica.said if isinstance(said[2], wire.StageFailed)]
+
+
+@pytest.mark.attack("P30")
+@pytest.mark.parametrize("kind", ["segments", "pieces", "paused"])
+def test_a_hub_does_not_keep_more_than_its_share_of_the_slots_unused_while_another_waits(kind: str) -> None:
+    """1. h has both slots, and sends no more input for its requests, or never lets them go on; 2. g waits;
+    3. one of h's requests ends, and its slot goes to g; the other one stays: h has its share.
+    """
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, segmented=kind == "segments", stream_from=(0,) if kind == "pieces" else ())
+    for work in replica.works():
+        if kind == "segments":
+            replica.delivers(SegmentEnded(work.key, "stop"))
+        if kind == "paused":
+            replica.hears("h", wire.Pause(epoch=7, request_id=work.request_id, attempt=0, paused=True))
+    pass_time(replica, 1.0, 9.0)
+    assert failures(replica) == []
+    pass_time(replica, 9.0, 60.0)
+    assert failures(replica) == ["r0"]
+    grants = [said[1] for said in replica.said if isinstance(said[2], wire.Grant)]
+    assert grants[-1] == "g"
+    assert len(replica.sessions.ledger) == 1
+
+
+@pytest.mark.parametrize("what", ["works", "nobody waits", "its share", "parked"])
+def test_requests_are_left_alone_that_use_their_slots_or_keep_nobody_waiting(what: str) -> None:
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, segmented=what != "works")
+    works = replica.works()
+    if what == "nobody waits":
+        replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=0))
+    if what == "its share":
+        replica.delivers(Finished(works[1].key, "stop"))
+        replica.submit("g0", hub_id="g", credit=True)
+    if what != "works":
+        replica.delivers(*(SegmentEnded(work.key, "stop") for work in works))
+    if what == "parked":
+        replica.delivers(*(Parked(work.key, True) for work in works))
+    pass_time(replica, 1.0, 60.0)
+    assert failures(replica) == []
+
+
+@pytest.mark.attack("P30")
+def test_a_request_without_a_credit_is_refused_beyond_the_hubs_share_while_another_waits() -> None:
+    replica = Replica()
+    contested(replica)
+    (refused,) = replica.submit("r2")
+    assert isinstance(refused, wire.Rejected)
+    assert refused.kind is FailureKind.OVERLOADED
+    (taken,) = replica.submit("g0", hub_id="g")
+    assert isinstance(taken, wire.Accepted)
+
+
+def test_a_hub_alone_may_queue_requests_without_credits() -> None:
+    replica = Replica()
+    assert all(isinstance(replica.submit(f"r{n}")[0], wire.Accepted) for n in range(20))

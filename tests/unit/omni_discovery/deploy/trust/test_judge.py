@@ -46,6 +46,7 @@ OPEN = [
     {"engine": "diffusion", "model": "org/painter", "engine_args": {"call_args": {"max_sequence_length": 256}}},
     vllm("/models/thinker", handoff={"require_token": "<|paint|>"}, dtype="float32", max_model_len=256),
     vllm(load_format="auto", trust_remote_code=False, tokenizer="org/tokenizer", revision="refs/pr/1"),
+    {"engine": "diffusion", "model": "org/painter", "engine_args": {"revision": "refs/pr/1"}},
     vllm(pd="prefill", kv_transfer_config={"kv_connector": "NixlConnector", "kv_role": "kv_producer"}),
     vllm(kv_transfer_config={"kv_connector_extra_config": {"mooncake_bootstrap_port": 8998}}),
     vllm(speculative_config={"method": "eagle", "model": "/models/draft", "num_speculative_tokens": 3}),
@@ -75,6 +76,9 @@ CLOSED: list[tuple[dict[str, Any], str, str]] = [
     ({"engine": "echo", "model": "/etc"}, "model", "--model-root /etc"),
     ({"engine": "echo", "model": "/"}, "model", "--allow model=/"),
     ({"engine": "diffusion", "engine_args": {"call_args": {"f": "x:y"}, "more": 1}}, "more", "--allow engine-arg=more"),
+    # The model hub's cache takes it for a path.
+    ({"engine": "diffusion", "engine_args": {"revision": "../srv"}}, "revision", "--allow engine-arg=revision"),
+    (omni(code_revision="../srv"), "engine_args.code_revision", "--allow engine-arg=code_revision"),
     (vllm("/srv/evil"), "model", "--model-root /srv/evil"),
     (vllm("s3://bucket/model"), "model", "--allow model=s3://bucket/model"),
     (vllm("org/repo/file.gguf"), "model", "--allow model=org/repo/file.gguf"),

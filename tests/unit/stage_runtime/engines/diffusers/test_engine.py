@@ -19,6 +19,7 @@ from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Payloads
 from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
 from stage_runtime.engines.diffusers.engine import DiffusersEngine
+from stage_runtime.engines.diffusers.pipeline import PipelineSource, fetch
 from stage_runtime.engines.pictures.drawer import PictureDrawer
 from stage_runtime.engines.pictures.request import Picture, Traits, read_picture
 from stage_runtime.lifecycle import stalled
@@ -210,6 +211,13 @@ def test_a_name_on_a_model_hub_is_fetched_only_where_the_operator_says_so(
     with pytest.raises(ConfigError, match=r"'someone/model' is not a folder.*allow_download: true"):
         create_engine(stage_of("someone/model"))
     assert isinstance(create_engine(stage_of("someone/model", allow_download=True)), DiffusersEngine)
+
+
+@pytest.mark.attack("P34")
+def test_a_revision_that_is_a_path_is_never_looked_up() -> None:
+    source = PipelineSource(where="stage 0", model="org/painter", revision="../../../../dev/zero")
+    with pytest.raises(ConfigError, match=r"stage 0: revision .* is no branch, tag or commit"):
+        fetch(source)
 
 
 def test_a_machine_without_diffusers_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

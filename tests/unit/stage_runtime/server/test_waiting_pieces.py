@@ -1,0 +1,57 @@
+"""Announced pieces that no engine has taken are bounded by their bytes, for each hub on its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery import wire
+from stage_runtime.server.waiting_pieces import WaitingPieces
+
+
+def feed(number: int, size_bytes: int, from_stage: int = 0) -> wire.Feed:
+    ref = wire.PayloadRef(
+        from_stage=from_stage, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"inline": b"x" * size_bytes}
+    )
+    return wire.Feed(epoch=1, request_id="a", attempt=0, from_stage=from_stage, number=number, payload=ref)
+
+
+@pytest.mark.attack("P32")
+def test_a_hub_has_room_for_so_many_bytes_and_others_have_their_own() -> None:
+    pieces = WaitingPieces(10_000)
+    assert pieces.add("hub", "a", feed(0, 4_000))
+    assert pieces.add("hub", "b", feed(0, 4_000))
+    assert not pieces.add("hub", "a", feed(1, 4_000))
+    assert pieces.add("other", "c", feed(0, 8_000))
+
+
+@pytest.mark.attack("P32")
+def test_what_is_said_again_counts_again_and_is_freed_with_the_first() -> None:
+    pieces = WaitingPieces(10_000)
+    assert pieces.add("hub", "a", feed(0, 4_000))
+    assert pieces.add("hub", "a", feed(0, 4_000))
+    assert not pieces.add("hub", "a", feed(0, 4_000))
+    pieces.take("hub", "a", 0, 0)
+    assert pieces.bytes_of("hub") == 0
+
+
+def test_pieces_that_were_taken_or_whose_request_has_ended_make_room() -> None:
+    pieces = WaitingPieces(20_000)
+    for number in range(3):
+        assert pieces.add("hub", "a", feed(number, 4_000))
+    assert pieces.add("hub", "a", feed(0, 4_000, from_stage=3))
+    full = pieces.bytes_of("hub")
+    pieces.take("hub", "a", 0, 1)
+    assert 0 < pieces.bytes_of("hub") < full - 8_000
+    pieces.take("hub", "unknown", 0, 1)
+    pieces.forget_request("hub", "a")
+    pieces.forget_request("hub", "a")
+    assert pieces.bytes_of("hub") == 0
+
+
+@pytest.mark.attack("P32")
+def test_many_small_values_take_more_than_their_bytes() -> None:
+    ref = wire.PayloadRef(from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"a": [0] * 1_000})
+    pieces = WaitingPieces(10_000)
+    assert not pieces.add(
+        "hub", "a", wire.Feed(epoch=1, request_id="a", attempt=0, from_stage=0, number=0, payload=ref)
+    )
