@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +234,18 @@ ATTACKS: Final = (
     Attack("O7", "a web page loads the stream of an open dashboard, without end", "403; places are kept for operators"),
     Attack("O8", "a request whose answers have companions, where clients are bounded", "each companion counts"),
     Attack("O10", "the folder of the embedded etcd is removed", "one line; it is tried again, ever more rarely"),
+    Attack(
+        "P20",
+        "thousands of wrong elements in a list of a request, to a hub with vLLM's API",
+        "given up at the first wrong one; 4096 objects in a body",
+    ),
+    Attack("P21", "thousands of tokens in logit_bias, for each of many answers", "1024 for all answers together"),
+    Attack("P22", "a picture that is two formats at once", "opened as what was checked"),
+    Attack("P23", "a byte order mark, or no object, in front of what is checked in a body", "400"),
+    Attack(
+        "P25", "more tokens allowed, or to stop at, than vLLM's runner on GPUs has room for", "a 400; others are served"
+    ),
+    Attack("P24", "a key that is taken back goes on in an open /v1/stream", "ended within a second"),
 )
 
 #: Rows without a test, and why.
