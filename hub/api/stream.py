@@ -18,7 +18,8 @@ import msgspec
 from starlette.websockets import WebSocketDisconnect
 
 from hub.api.chat.messages import check_messages
-from hub.api.errors import describe
+from hub.api.door.guard import still_opens
+from hub.api.errors import UnauthorizedError, describe
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.generation.timings import shown_timings
@@ -106,6 +107,8 @@ _MAX_AHEAD: Final = 64
 _MAX_AHEAD_BYTES: Final = 4 << 20
 #: Frames behind the last segment that are forgiven, such as an ``end`` that was not needed.
 _MAX_BEHIND: Final = 8
+#: How often it is looked whether the client's key was taken back while it sends nothing.
+_KEY_CHECK_S: Final = 1.0
 #: WebSocket close codes: normal, policy violation (the client's mistake), try again later, internal error.
 _OK, _MISTAKE, _LATER, _FAILURE = 1000, 1008, 1013, 1011
 #: How long the last frame may take to be sent to a client that does not read.
@@ -128,12 +131,14 @@ class Stream:
         # The reader runs as long as the connection, so that a client that leaves is noticed at once.
         reading = asyncio.create_task(frames.read())
         serving = asyncio.create_task(self._serve(websocket, frames, exchange))
+        checking = asyncio.create_task(_check_key(websocket, exchange))
+        tasks = (reading, serving, checking)
         try:
-            await asyncio.wait({reading, serving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reading, serving):
+            for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(reading, serving, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
         failure = next((end for end in ends if isinstance(end, Exception)), None)
         if isinstance(failure, OmniError):
             exchange.note_error(failure)
@@ -169,6 +174,15 @@ class Stream:
             async for output in outputs:
                 exchange.note_output(output)
                 await _send(websocket, frame_of(output))
+
+
+async def _check_key(websocket: WebSocket, exchange: Exchange) -> None:
+    """Wait until the client's key is taken back. Raise UnauthorizedError then."""
+    while True:
+        if not still_opens(websocket.scope):
+            logger.warning("stream.key_taken_back request=%s key=%s", exchange.request_id, exchange.key)
+            raise UnauthorizedError(is_missing=False)
+        await asyncio.sleep(_KEY_CHECK_S)
 
 
 class _Frames:

@@ -4,6 +4,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from omni_discovery.errors import InvalidRequestError
@@ -12,6 +13,9 @@ from omni_discovery.errors import InvalidRequestError
 MAX_CONTAINERS: Final = 50_000
 #: Values of one body: as many token ids as a request may have.
 MAX_VALUES: Final = 1 << 19
+#: Objects that a model of vLLM's server is made of, such as messages, their parts and calls: some 50 us each, for which
+#: the hub's loop waits.
+MAX_OBJECTS: Final = 4096
 
 
 def check_containers(body: bytes) -> None:
@@ -27,6 +31,15 @@ def check_values(body: bytes) -> None:
     if _has_more(body, b",", MAX_VALUES):
         raise InvalidRequestError(
             f"the body has more than {MAX_VALUES} values, such as token ids: send less in one request"
+        )
+
+
+def check_objects(parts: Iterable[bytes]) -> None:
+    """Raise InvalidRequestError if parts of a body of JSON have more than MAX_OBJECTS objects in all."""
+    if sum(_number_of(b"{", part) for part in parts if b"{" in part) > MAX_OBJECTS:
+        raise InvalidRequestError(
+            f"the body has more than {MAX_OBJECTS} objects beside its tools and forms, such as messages, their parts "
+            "and calls: send less in one request"
         )
 
 

@@ -9,8 +9,11 @@ from omni_discovery.errors import InvalidRequestError
 
 #: Characters of all bad words, for all answers together: each answer turns them into tokens in the engine's thread.
 MAX_BAD_WORDS: Final = 4096
-#: More than any vocabulary has.
+#: Allowed tokens of all answers together, more than any vocabulary has: each answer makes a mask of its own of them.
 MAX_ALLOWED_TOKENS: Final = 1 << 18
+#: Tokens of ``logit_bias``, of all answers together. Whenever a request joins or leaves a batch, vLLM makes lists of
+#: those of all its requests anew: of 256 requests with so many each, that is a quarter of a million.
+MAX_BIASED_TOKENS: Final = 1024
 #: The longest pattern that ``repetition_detection`` may look for, and its tokens times how often it has to come. vLLM
 #: compares them in Python, in the engine's step, for each token of each answer: 16 answers lose some 10 ms a step.
 MAX_PATTERN_TOKENS: Final = 128
@@ -18,28 +21,32 @@ MAX_COMPARED_TOKENS: Final = 2048
 
 
 def check_token_choices(params: Mapping[str, Any], answers: int = 1) -> None:
-    """Raise InvalidRequestError if ``bad_words`` of so many answers, ``allowed_token_ids`` or ``repetition_detection``
-    cost too much.
+    """Raise InvalidRequestError if what so many answers are asked for about tokens costs too much: ``bad_words``,
+    ``allowed_token_ids``, ``logit_bias`` or ``repetition_detection``.
     """
-    words, allowed = params.get("bad_words"), params.get("allowed_token_ids")
-    size = sum(len(each) for each in words if isinstance(each, str)) if isinstance(words, list | tuple) else 0
-    if size * answers > MAX_BAD_WORDS:
-        each = f" for each of {answers} answers" if answers > 1 else ""
-        raise InvalidRequestError(
-            f"bad_words: {size} characters{each}, where a request may have {MAX_BAD_WORDS} in all; give fewer words"
-            + (", or ask for fewer answers" if answers > 1 else "")
-        )
-    if isinstance(allowed, list | tuple) and len(allowed) > MAX_ALLOWED_TOKENS:
-        raise InvalidRequestError(
-            f"allowed_token_ids: {len(allowed)}, where a request may have {MAX_ALLOWED_TOKENS}; name each once"
-        )
+    # Of other types the engine says that they are wrong.
+    words, allowed, biases = params.get("bad_words"), params.get("allowed_token_ids"), params.get("logit_bias")
+    characters = sum(len(each) for each in words if isinstance(each, str)) if isinstance(words, list | tuple) else 0
+    _check_all("bad_words", f"{characters} characters", characters, MAX_BAD_WORDS, answers)
+    tokens = len(allowed) if isinstance(allowed, list | tuple) else 0
+    _check_all("allowed_token_ids", f"{tokens} tokens", tokens, MAX_ALLOWED_TOKENS, answers)
+    biased = len(biases) if isinstance(biases, Mapping) else 0
+    _check_all("logit_bias", f"{biased} tokens", biased, MAX_BIASED_TOKENS, answers)
     repetition = params.get("repetition_detection")
     if isinstance(repetition, Mapping):
         _check_repetition(repetition)
 
 
+def _check_all(name: str, given: str, size: int, most: int, answers: int) -> None:
+    if size * answers > most:
+        each = f" for each of {answers} answers" if answers > 1 else ""
+        raise InvalidRequestError(
+            f"{name}: {given}{each}, where a request may have {most} in all; give fewer"
+            + (", or ask for fewer answers" if answers > 1 else "")
+        )
+
+
 def _check_repetition(asked: Mapping[str, Any]) -> None:
-    # Of other types the engine says that they are wrong.
     size, count = (
         value if isinstance(value := asked.get(name), int) else 0 for name in ("max_pattern_size", "min_count")
     )

@@ -13,7 +13,7 @@ from hub.api.vllm.params import params_of_choices, stage_params
 from hub.serve.app import _load_vllm
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from stage_runtime.engines.sampling import TokenSampling, pooling_asked, token_sampling
-from stage_runtime.engines.vllm.sampling_params import pooling_params, sampling_params
+from stage_runtime.engines.vllm.sampling_params import check_runner_bounds, pooling_params, sampling_params
 from tests.support.engines import as_the_supervisor_has_it
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -180,6 +180,35 @@ def test_words_and_tokens_that_cost_too_much_are_refused_by_hub_and_stage(vllm_s
     assert sampling_params(token_sampling({"allowed_token_ids": [5, 3]}), 32).allowed_token_ids == [5, 3]
     with pytest.raises(InvalidRequestError, match="name each once"):
         sampling_params(token_sampling({"allowed_token_ids": [5, 3, 5]}), 32)
+
+
+@pytest.mark.attack("P21")
+def test_more_biases_than_all_answers_may_have_are_refused_by_hub_and_stage(vllm_sampling: Any) -> None:
+    """Those of all requests in a batch are made into lists anew whenever one joins, in the engine's step."""
+    biases = dict.fromkeys(range(512), 1.0)
+    assert len(params_of_choices(vllm_sampling.SamplingParams(n=2, logit_bias=biases))) == 2
+    with pytest.raises(InvalidRequestError, match="logit_bias: 512 tokens for each of 3 answers"):
+        params_of_choices(vllm_sampling.SamplingParams(n=3, logit_bias=biases))
+    with pytest.raises(InvalidRequestError, match="logit_bias: 1025 tokens, where a request may have 1024"):
+        token_sampling({"logit_bias": {str(each): 1.0 for each in range(1025)}})
+    allowed = vllm_sampling.SamplingParams(n=4, allowed_token_ids=list(range(70_000)))
+    with pytest.raises(InvalidRequestError, match="allowed_token_ids: 70000 tokens for each of 4 answers"):
+        params_of_choices(allowed)
+
+
+@pytest.mark.attack("P25")
+def test_what_the_runner_of_gpus_has_no_room_for_is_refused_before_its_step(vllm_sampling: Any) -> None:
+    """Its step raised, and ended the engine for everybody; the other runner takes them."""
+    v2, v1 = SimpleNamespace(use_v2_model_runner=True), SimpleNamespace(use_v2_model_runner=False)
+    stops = list(range(200))
+    refused = ({"allowed_token_ids": list(range(1025))}, {"stop_token_ids": stops, "min_tokens": 1})
+    for given in refused:
+        params = sampling_params(token_sampling(given))
+        check_runner_bounds(params, v1)
+        with pytest.raises(InvalidRequestError, match=f"{next(iter(given))}.*: (1025|200) tokens, where"):
+            check_runner_bounds(params, v2)
+    for given in ({"allowed_token_ids": list(range(1024))}, {"stop_token_ids": stops}, {}):
+        check_runner_bounds(sampling_params(token_sampling(given)), v2)
 
 
 @pytest.mark.attack("O1")

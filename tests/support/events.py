@@ -424,6 +424,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "stories.not_written": "what led to a failure could not be written for `omni doctor`",
     "stream.bug": "a bug in a stream of answers; it ends",
     "stream.cut": "a stream of answers was cut, since its client is gone or too slow",
+    "stream.key_taken_back": "the key of a client was taken back while its WebSocket /v1/stream was open; it ends",
     "supervisor.drained": "an operator has drained a replica; it stays down",
     "supervisor.draining": "the supervisor was told to stop; its replicas drain",
     "supervisor.ended": "a replica has ended while the supervisor stops",

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import InvalidRequestError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_containers, check_values
+from omni_discovery.inputs.containers import check_containers, check_objects, check_values
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ class _Forms(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(_Forms)
+_parts_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+#: Fields that have bounds of their own; a text is the prompt of another route.
+_FORMS: Final = frozenset(_Forms.__struct_fields__)
+#: White space as JSON has it.
+_SPACE: Final = b" \t\r\n"
 
 
 def check_body(body: bytes) -> None:
@@ -49,12 +54,20 @@ def check_body(body: bytes) -> None:
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
     if b"\0" in body:
         raise InvalidRequestError("the body is not JSON in UTF-8")
-    if not body.lstrip().startswith(b"{"):
+    begin = body.lstrip(_SPACE)
+    # A form, which is no JSON in any encoding, or nothing at all.
+    if begin.startswith(b"--") or not begin:
         return
+    # What is checked has to be what the server reads: it would also read JSON behind a byte order mark.
+    if not begin.startswith(b"{"):
+        raise InvalidRequestError(
+            "the body is neither an object of JSON, in UTF-8 without a byte order mark, nor a form"
+        )
     try:
-        asked = _decoder.decode(body)
+        asked, parts = _decoder.decode(body), _parts_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
+    check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
     budget = FormBudget()
     if isinstance(asked.structured_outputs, dict):
         check_answer_form("structured_outputs", asked.structured_outputs, budget)

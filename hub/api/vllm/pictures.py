@@ -59,6 +59,21 @@ def picture_args(engine_args: Mapping[str, Any], *, taken: bool) -> dict[str, An
     }
 
 
+def read_few_formats() -> None:
+    """Have Pillow open no formats in this process but those that the hub's check reads.
+
+    A file may be several formats at once: what the check takes for a small JPEG was a large FLI to vLLM's server.
+    """
+    Image.init()
+    for name, (factory, _) in list(Image.OPEN.items()):
+        if name not in PICTURE_FORMATS:
+            Image.OPEN[name] = factory, _is_not_read
+
+
+def _is_not_read(_begin: bytes) -> bool:
+    return False
+
+
 def renderer_of(config: Any) -> Any:
     """VLLM's renderer for a model, with pictures left as files."""
     mode, *_ = tokenizer_args_from_config(config.model_config)

@@ -22,8 +22,9 @@ from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
-from hub.api.vllm.pictures import picture_args, renderer_of
+from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
+from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
 from omni_discovery.text import essence
@@ -61,6 +62,7 @@ class VllmFrontend:
             validate_api_server_args(self._arguments)  # type: ignore[no-untyped-call, unused-ignore]
         except KeyError as error:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
+        read_few_formats()
         self._renderer = renderer_of(self._config)
 
     async def build(self, omni: AsyncOmni) -> ASGIApp:
@@ -68,8 +70,11 @@ class VllmFrontend:
         kind = PoolingClient if pools(self._stage) else OmniEngineClient
         client = kind(omni, self._stage.stage_id, self._config, self._renderer)
         tasks = await client.get_supported_tasks()
+        stop_at_first_errors()
         with kept_log_levels():
             app = build_app(self._arguments, tasks, self._config.model_config)
+        stop_in_routes(app)
+        shorten_errors(app)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)

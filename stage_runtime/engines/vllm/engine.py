@@ -30,7 +30,7 @@ from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from stage_runtime.engines.vllm.prompt import Prompt, Reading, checked_prompt, read_request, salt_of
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt, ReadAhead
 from stage_runtime.engines.vllm.resume import NOT_RESUMABLE
-from stage_runtime.engines.vllm.sampling_params import sampling_params
+from stage_runtime.engines.vllm.sampling_params import check_runner_bounds, sampling_params
 from stage_runtime.engines.vllm.tools.calls import ToolCalls
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class VllmEngine(LlmStage):
             asked |= self._calls.params(tools)
         lora = self._adapters.named(asked.pop("lora", None))
         params = sampling_params(token_sampling(asked), self._model.vocab_size)
+        check_runner_bounds(params, self._llm.vllm_config)
         if params.structured_outputs is not None and not self._model.makes_forms:
             raise InvalidRequestError(_NO_FORMS)
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None

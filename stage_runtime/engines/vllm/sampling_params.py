@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -37,6 +37,10 @@ def sampling_params(given: Mapping[str, Any], vocab_size: int | None = None) -> 
     return params
 
 
+#: Tokens with which a model ends its answers by itself, at most.
+_MOST_ENDS: Final = 16
+
+
 def check_chosen_tokens(params: Any, vocab_size: int) -> None:
     """Raise InvalidRequestError for tokens to stop at, or to choose from, beyond the model's vocabulary.
 
@@ -49,6 +53,28 @@ def check_chosen_tokens(params: Any, vocab_size: int) -> None:
     allowed = params.allowed_token_ids or ()
     if len(set(allowed)) < len(allowed):
         raise InvalidRequestError("allowed_token_ids: some are there more than once; name each once")
+
+
+def check_runner_bounds(params: Any, vllm_config: Any) -> None:
+    """Raise InvalidRequestError for more tokens than vLLM's model runner V2 has room for: its step would fail for all.
+
+    That runner is used on GPUs by default. Of biases the hub takes no more than it has room for anyway, of bad words
+    vLLM itself.
+    """
+    if not getattr(vllm_config, "use_v2_model_runner", False):
+        return
+    from vllm.v1.worker.gpu.sample import logit_bias as runner
+
+    stops = params.stop_token_ids or () if params.min_tokens > 0 else ()
+    for name, tokens, most in (
+        ("allowed_token_ids", params.allowed_token_ids or (), runner.MAX_NUM_ALLOWED_TOKEN_IDS),
+        # The model's own ends join them.
+        ("stop_token_ids, with min_tokens", stops, runner.MAX_NUM_STOP_TOKEN_IDS - _MOST_ENDS),
+    ):
+        if len(tokens) > most:
+            raise InvalidRequestError(
+                f"{name}: {len(tokens)} tokens, where this stage's engine takes {most}; name fewer"
+            )
 
 
 def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:

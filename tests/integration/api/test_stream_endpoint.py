@@ -16,9 +16,12 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from hub.api.door.guard import Door, Locks
+from hub.api.door.keys import KeyRing
 from hub.api.routes import build_app
 from hub.api.server import HttpServer
 from hub.config import HubConfig
+from omni_discovery.records.api_key import digest_of
 from omni_discovery.sockets.listen import bind
 from tests.integration.hub.test_streaming_input import ONE, TALK
 from tests.support.hub_fakes import deploy_of, until
@@ -263,3 +266,33 @@ async def test_frames_that_are_nested_deep_are_refused_and_take_no_place(replica
         async with connect(address) as client:
             await say(client, prompt="still there", last=True)
             assert text(await hear(client, "done")) == "still there"
+
+
+@pytest.mark.attack("P24")
+async def test_a_stream_whose_key_is_taken_back_ends_though_its_client_says_nothing(replica: LocalReplica) -> None:
+    """It went on for as long as the request may take, with every segment answered. That of another client goes on."""
+    ring = KeyRing(from_etcd=True)
+    ring.replace({"alice": digest_of("secret"), "bob": digest_of("other")})
+    async with hub_of(ONE, replica) as omni:
+        listeners = bind("127.0.0.1", 0)
+        server = HttpServer(omni, Door(build_app(omni, deploy_of(ONE), 0), Locks(ring), lambda _: None, lambda _: None))
+        server.start(listeners)
+        address = f"ws://127.0.0.1:{listeners[0].getsockname()[1]}/v1/stream"
+        try:
+            async with (
+                connect(address, additional_headers={"Authorization": "Bearer secret"}) as alice,
+                connect(address, additional_headers={"Authorization": "Bearer other"}) as bob,
+            ):
+                for client in (alice, bob):
+                    await say(client, prompt="to be")
+                    assert text(await hear(client, "segment_end")) == "to be"
+                ring.replace({"bob": digest_of("other")})
+                (refusal,) = await hear(alice, "error")
+                assert (refusal["status"], refusal["error"]["code"]) == (401, "invalid_api_key")
+                with pytest.raises(ConnectionClosed):
+                    await alice.recv()
+                assert alice.close_code == 1008
+                await say(bob, prompt="or not", last=True)
+                assert text(await hear(bob, "done")) == "or not"
+        finally:
+            await server.stop()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
 import pytest
-from PIL import Image
+from PIL import FliImagePlugin, Image, UnidentifiedImageError
 
 from omni_discovery import wire
+from omni_discovery.data_urls import PICTURE_FORMATS
 from omni_discovery.deploy.document import DeployConfig
 from tests.contract.test_vllm_items import TEXT, build_model, data_url, picture
 from tests.integration.api.test_vllm_client import STAGE, events_of, omni_of, serving
@@ -242,6 +245,42 @@ async def test_small_files_that_unpack_to_large_pictures_are_refused_packed(
                 refused.text[:400],
             )
     assert unpacked == []
+
+
+def jpeg_and_film(side: int) -> bytes:
+    """A file that is a small JPEG, and a film (FLI) of so many pixels a side to who reads that format."""
+    small = io.BytesIO()
+    Image.new("RGB", (40, 40), "red").save(small, "JPEG")
+    # The film's header lies where a JPEG has its first segment, of an application; its length is the film's type.
+    film = bytearray(2 + 2 + 0x11AF)
+    film[:6] = b"\xff\xd8\xff\xef\x11\xaf"
+    struct.pack_into("<HHHH", film, 6, 1, side, side, 8)
+    struct.pack_into("<IHH", film, 128, 30, 0xF1FA, 1)
+    struct.pack_into("<IH", film, 144, 14, 13)
+    return bytes(film) + small.getvalue()[2:]
+
+
+@pytest.mark.attack("P22")
+def test_a_file_of_two_formats_is_opened_as_the_one_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. the hub's check, by its formats, sees a small picture, where vLLM's server saw a large one
+    2. once the server is put up, both see the same, in this process
+    3. a film alone is none of the formats
+    """
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    from hub.api.vllm.pictures import read_few_formats
+
+    # As it is before any server was put up in this process.
+    film = FliImagePlugin.FliImageFile, FliImagePlugin._accept
+    monkeypatch.setattr(Image, "OPEN", {**Image.OPEN, "FLI": film})
+    file = jpeg_and_film(300)
+    assert Image.open(io.BytesIO(file), formats=PICTURE_FORMATS).size == (40, 40)
+    assert Image.open(io.BytesIO(file), formats=["FLI"]).size == (300, 300)
+    read_few_formats()
+    for opened in (Image.open(io.BytesIO(file)), ImageMediaIO().load_bytes(file).media):
+        assert opened.size == (40, 40)
+    with pytest.raises(UnidentifiedImageError):
+        Image.open(io.BytesIO(b"\0" + file[1:]), formats=["FLI"])
 
 
 async def test_a_model_that_sees_nothing_takes_no_pictures() -> None:

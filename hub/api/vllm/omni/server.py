@@ -22,6 +22,7 @@ from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.pipeline import read_pipeline
+from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
 from omni_discovery.text import essence
@@ -65,11 +66,14 @@ class OmniFrontend:
         """The web application over one AsyncOmni."""
         client = PipelineClient(omni, self._pipeline)
         tasks: Any = self._pipeline.tasks
+        stop_at_first_errors()
         with kept_log_levels():
             app: Any = build_app(self._arguments, tasks)
+        shorten_errors(app)
         for path, method in _THEIR_OWN:
             remove_route_from_app(app, path, {method})
         app.include_router(peer.router)
+        stop_in_routes(app)
         app.router.routes[:0] = hub_routes(omni)
         try:
             await peer.omni_init_app_state(client, app.state, self._arguments)

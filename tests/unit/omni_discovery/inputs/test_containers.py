@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.containers import MAX_CONTAINERS, MAX_VALUES, _number_of, check_containers, check_values
+from omni_discovery.inputs.containers import (
+    MAX_CONTAINERS,
+    MAX_OBJECTS,
+    MAX_VALUES,
+    _number_of,
+    check_containers,
+    check_objects,
+    check_values,
+)
 
 
 @pytest.mark.attack("D5")
@@ -51,3 +59,11 @@ def test_a_body_of_too_many_values_is_refused(many: bytes) -> None:
 def test_as_many_token_ids_as_a_request_may_have_and_texts_full_of_commas_are_fine() -> None:
     check_values(b'{"prompt":[' + b"1," * (MAX_VALUES - 1) + b"1]}")
     check_values(json.dumps({"prompt": ',", \\",' * MAX_VALUES, "max_tokens": 1}).encode())
+
+
+@pytest.mark.attack("P20")
+def test_objects_of_all_parts_of_a_body_are_counted_together() -> None:
+    half = json.dumps([{"role": "user", "content": "{"}] * (MAX_OBJECTS // 2)).encode()
+    check_objects([half, b"[7]", half])
+    with pytest.raises(InvalidRequestError, match=f"more than {MAX_OBJECTS} objects beside its tools and forms"):
+        check_objects([half, b"{}", half])

@@ -20,14 +20,39 @@ from omni_discovery.inputs.token_choices import (
 @pytest.mark.parametrize(
     ("params", "answers", "said"),
     [
-        ({"bad_words": ["a" * 256] * 17}, 1, "4352 characters, where a request may have 4096 in all; give fewer words"),
+        ({"bad_words": ["a" * 256] * 17}, 1, "4352 characters, where a request may have 4096 in all; give fewer"),
         ({"bad_words": ["a" * 257]}, 16, "257 characters for each of 16 answers, .* or ask for fewer answers"),
-        ({"allowed_token_ids": [7] * (MAX_ALLOWED_TOKENS + 1)}, 1, "name each once"),
+        ({"allowed_token_ids": [7] * (MAX_ALLOWED_TOKENS + 1)}, 1, "262145 tokens, where"),
     ],
 )
 def test_words_and_tokens_that_cost_too_much_are_refused(params: dict[str, Any], answers: int, said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
         check_token_choices(params, answers)
+
+
+@pytest.mark.attack("P21")
+@pytest.mark.parametrize(
+    ("params", "answers", "said"),
+    [
+        (
+            {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+            1,
+            "logit_bias: 1025 tokens, where .* 1024 in all; give fewer$",
+        ),
+        (
+            {"logit_bias": {"7": 1.0, "8": 2.0}},
+            513,
+            "logit_bias: 2 tokens for each of 513 answers, .* ask for fewer answers",
+        ),
+        ({"allowed_token_ids": [7] * (MAX_ALLOWED_TOKENS // 16 + 1)}, 16, "16385 tokens for each of 16 answers"),
+    ],
+)
+def test_tokens_count_for_each_answer(params: dict[str, Any], answers: int, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        check_token_choices(params, answers)
+    check_token_choices(
+        {name: value[:5] if isinstance(value, list) else {7: 1.0} for name, value in params.items()}, answers
+    )
 
 
 @pytest.mark.attack("O1")

@@ -12,6 +12,7 @@ import pytest
 from hub.api.vllm.body import check_body, checked_aside
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
+from omni_discovery.inputs.containers import MAX_OBJECTS
 
 
 def form_of(size: int, name: str) -> dict[str, Any]:
@@ -68,3 +69,28 @@ def test_a_large_body_is_checked_beside_the_loop(size_bytes: int, is_aside: bool
     with pytest.raises(InvalidRequestError, match="no"):
         asyncio.run(checked_aside(check, b"{" * size_bytes))
     assert [each is not threading.current_thread() for each in seen] == [is_aside]
+
+
+@pytest.mark.attack("P20")
+def test_objects_are_counted_beside_tools_and_forms() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"a": [{}] * 40}}}] * 100
+    body = {"tools": tools, "messages": [{"role": "user", "content": "a"}] * MAX_OBJECTS}
+    check_body(json.dumps(body).encode())
+    for name in ("messages", "input", "anything"):
+        with pytest.raises(InvalidRequestError, match="more than 4096 objects"):
+            check_body(json.dumps({**body, name: [{}] * (MAX_OBJECTS + 1)}).encode())
+
+
+@pytest.mark.attack("P23")
+@pytest.mark.parametrize(
+    "body", [b'\xef\xbb\xbf{"model": "m"}', '{"a": 1}'.encode("utf-16"), b"[]", b"7", b"\x0b{}", b"a=b"]
+)
+def test_what_the_server_might_read_otherwise_is_refused(body: bytes) -> None:
+    """Behind a byte order mark the server read JSON whose forms and tools nothing had checked."""
+    with pytest.raises(InvalidRequestError, match="JSON"):
+        check_body(body)
+
+
+@pytest.mark.parametrize("body", [b"", b" \n", b" {}", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n--x--'])
+def test_an_object_a_form_or_nothing_is_a_body(body: bytes) -> None:
+    check_body(body)
