@@ -287,6 +287,16 @@ class Requests:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
 
+    def show_piece(self, active: Active, stage_id: int, piece: wire.Chunk, now_s: float, received_at_s: float) -> bool:
+        """Show the client a piece of text if nothing else is due for it; False, and nothing is done, if more may be."""
+        if self._tracing is not None or not active.first_shown:
+            return False
+        output = active.machine.take_piece(stage_id, piece, now_s, received_at_s)
+        if output is None:
+            return False
+        self._emit(active.request.request_id, output)
+        return True
+
     def resume_dispatch(self, item: PickEnded | RetryDue | TrialDue) -> None:
         """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""
         active = self.active.get(item.request_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -160,7 +159,8 @@ class _Completion:
 
     def shown(self, output: OmniOutput) -> OmniOutput:
         """An output without log probabilities if the client has not asked for them."""
-        return replace(output, logprobs=()) if output.logprobs and self.asked.logprobs is None else output
+        is_asked = self.asked.logprobs is not None
+        return output if is_asked or not output.logprobs else msgspec.structs.replace(output, logprobs=())
 
     def whole(self, texts: Mapping[int, Sequence[OmniOutput]]) -> dict[str, Any]:
         """The body, of the outputs by the numbers of their requests."""
