@@ -68,8 +68,9 @@ _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
 }
 #: The key in the ASGI scope of what ``input_wait_of`` returns.
 _INPUT_WAIT: Final = "omni.input_wait"
-#: The key in ASGI's state of what ``cut_answer`` calls.
+#: The keys in ASGI's state of what ``cut_answer`` and ``piece_writer_of`` call.
 _CUT_ANSWER: Final = "omni.cut_answer"
+_PIECE_WRITER: Final = "omni.piece_writer"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
@@ -132,6 +133,15 @@ def cut_answer(scope: Mapping[str, Any]) -> None:
     cut: Callable[[], None] | None = scope.get("state", {}).get(_CUT_ANSWER)
     if cut is not None:
         cut()
+
+
+def piece_writer_of(scope: Mapping[str, Any]) -> Callable[[bytes], bool] | None:
+    """What sends a piece of a streamed answer at once, behind all that ASGI's ``send`` was given; None: nothing does.
+
+    It returns False, and sends nothing, before the answer has begun and while its client is behind or has gone.
+    """
+    make: Callable[[], Callable[[bytes], bool]] | None = scope.get("state", {}).get(_PIECE_WRITER)
+    return None if make is None else make()
 
 
 class BoundedServer:
@@ -281,7 +291,7 @@ class BoundedHttp(_Input, H11Protocol):
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Each scope has a copy.
-        self.app_state = {**self.app_state, _CUT_ANSWER: self._cut_short}
+        self.app_state = {**self.app_state, _CUT_ANSWER: self._cut_short, _PIECE_WRITER: self._piece_writer}
         self._server = server
         self._framing = _Framing()
         self.conn = self._framing
@@ -344,6 +354,9 @@ class BoundedHttp(_Input, H11Protocol):
         protocol = self.transport.get_protocol()
         return protocol if isinstance(protocol, BoundedWebSocket) else self
 
+    def _piece_writer(self) -> Callable[[bytes], bool]:
+        return PieceWriter(self).write
+
     def _cut_short(self) -> None:
         if not self.transport.is_closing():
             self._server.cut({self: Cut.CUT_SHORT})
@@ -395,6 +408,39 @@ class BoundedHttp(_Input, H11Protocol):
                 self._server.cut(connections.body_came(self, size_bytes, now_s))
             case _:
                 connections.answered(self)
+
+
+class PieceWriter:
+    """Sends pieces of the body of one answer, that of the request that its connection serves now."""
+
+    def __init__(self, connection: BoundedHttp) -> None:
+        self._connection = connection
+        self._cycle = connection.cycle
+        #: Whether each piece is a chunk with its length (HTTP/1.1); None: not known yet.
+        self._is_chunked: bool | None = None
+
+    def write(self, data: bytes) -> bool:
+        """See ``piece_writer_of``."""
+        cycle, connection = self._cycle, self._connection
+        if (
+            not cycle.response_started
+            or cycle.response_complete
+            or cycle.disconnected
+            or connection.cycle is not cycle
+            or connection.flow.write_paused
+            or connection.transport.is_closing()
+        ):
+            return False
+        if self._is_chunked is None:
+            # Of the first, h11 shows how it frames the body; it keeps no count of one without a length.
+            framed = connection.conn.send(h11.Data(data=data)) or b""
+            self._is_chunked = framed != data
+        elif self._is_chunked:
+            framed = b"%x\r\n%b\r\n" % (len(data), data)
+        else:
+            framed = data
+        connection.transport.write(framed)
+        return True
 
 
 class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):

@@ -84,7 +84,8 @@ class ChatCompletions:
         first = await generation.first()
         usage = chat.stream_options is not None and chat.stream_options.include_usage
         events = _events(answer, first, generation, usage=usage, timings=chat.include_timings)
-        return GenerationStream(generation, events, "text/event-stream", stale_header(self._route.omni))
+        headers = stale_header(self._route.omni)
+        return GenerationStream(generation, events, "text/event-stream", headers, take=answer.take)
 
 
 async def _events(

@@ -24,7 +24,7 @@ from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.body import read_body
 from hub.api.generation.fields import RequestFields, check_model
 from hub.api.generation.timings import server_timing
-from hub.api.protocols import cut_answer
+from hub.api.protocols import cut_answer, piece_writer_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import OmniError, RequestError
 
@@ -141,6 +141,7 @@ class Generation:
                 async_chunk=fields.async_chunk,
                 companions=ask.companions,
                 trace_headers=headers,
+                taker=self._offer if len(asks) == 1 else None,
             )
             for request_id, ask in zip(self._ids, asks, strict=True)
         ]
@@ -148,6 +149,8 @@ class Generation:
         self._request = came.request
         #: Whether the client has closed its connection.
         self.has_left = False
+        #: Is offered each output of a single request that is waited for here, see ``OutputQueue``; None: nobody.
+        self.taker: Callable[[OmniOutput], bool] | None = None
         # It first runs when an output is waited for; AsyncOmni knows the request by then.
         self._watch = asyncio.create_task(self._watch_client(), name="ClientWatch")
 
@@ -182,6 +185,9 @@ class Generation:
     def left_response(self) -> Response:
         """The answer for the log of a client that has left."""
         return Response(status_code=_CLIENT_LEFT)
+
+    def _offer(self, output: OmniOutput) -> bool:
+        return self.taker is not None and self.taker(output)
 
     async def _merge(self) -> AsyncGenerator[tuple[int, OmniOutput], None]:
         if len(self._outputs) == 1:
@@ -243,7 +249,11 @@ class CutShortError(OmniError):
 
 
 class GenerationStream(StreamingResponse):
-    """A streamed answer that closes its generation, also if the client leaves before anything was sent."""
+    """A streamed answer that closes its generation, also if the client leaves before anything was sent.
+
+    ``take`` is offered an output that ``content`` waits for, and a function that sends bytes behind those before, or
+    can't now and returns False: what it takes (True) is not in ``content``.
+    """
 
     def __init__(
         self,
@@ -251,12 +261,17 @@ class GenerationStream(StreamingResponse):
         content: AsyncIterable[bytes],
         media_type: str,
         headers: Mapping[str, str] | None = None,
+        take: Callable[[OmniOutput, Callable[[bytes], bool]], bool] | None = None,
     ) -> None:
         super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache", **(headers or {})})
         self._generation = generation
+        self._take = take
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        take, write = self._take, piece_writer_of(scope)
+        if take is not None and write is not None:
+            self._generation.taker = lambda output: take(output, write)
         try:
             await super().__call__(scope, receive, send)
         except CutShortError:
