@@ -275,6 +275,7 @@ class _Input(Bounded, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self._server.connections.closed(self)
+        self._turns.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -303,6 +304,15 @@ class BoundedHttp(_Input, H11Protocol):
         """See asyncio."""
         super().connection_made(transport)
         self._server.cut(self._server.connections.opened(self, time.monotonic(), after=self.handshake))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        # What leads back here goes, so that a connection is freed without the collector of rings.
+        cycle: Any = self.cycle
+        for state in (self.app_state, {} if cycle is None else cycle.scope["state"]):
+            state.pop(_CUT_ANSWER, None)
+            state.pop(_PIECE_WRITER, None)
 
     def _take(self, data: bytes) -> None:
         H11Protocol.data_received(self, data)

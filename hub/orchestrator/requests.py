@@ -148,8 +148,10 @@ class Requests:
         else:
             traceparent = request.trace_headers.get("traceparent", "")
             active.trace_id = trace_id(traceparent)
-            # The client's own: an engine that traces goes on with it.
-            active.trace_of = lambda _stage_id: traceparent if active.trace_id else ""
+            # The client's own: an engine that traces goes on with it. No reference back to ``active``: it would keep
+            # all of a request that has ended until the collector looks for such rings.
+            shown = traceparent if active.trace_id else ""
+            active.trace_of = lambda _stage_id: shown
         self._apply(active, ev.Submitted())
 
     def abort_request(self, abort: AbortRequest) -> None:

@@ -219,8 +219,13 @@ class Generation:
 
     async def _watch_client(self) -> None:
         """Abort when the client closes its connection: no stage may work for an answer that is not read."""
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        try:
+            while (await self._request.receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            # The end, by ``close``. As an error of this task it would lead back here by its traceback, and keep all of
+            # the answer until the collector looks for such rings.
+            return
         self.has_left = True
         try:
             await self._omni.abort(self._ids)
