@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
+_TOO_SLOW: Final = "the client reads too slowly: its outputs filled the hub's bound"
 
 
 class Watermarks:
@@ -155,22 +156,17 @@ class Delivery:
         if queue is None:
             return
         try:
-            failure = _deliver(output, queue)
+            if isinstance(output, Ended):
+                queue.end(output.error)
+                return
+            if queue.put(output):
+                return
+            failure: RequestError = OverloadedError(_TOO_SLOW)
         except Exception as bug:
             # It must cost one request and not those of all other clients.
             logger.exception("output.bug request=%s", request_id)
             failure = RequestError(f"a bug in the hub: {bug!r}")
-        if failure is not None and not queue.has_ended:
+        if not queue.has_ended:
             # Once: the request's other outputs come until its stages have heard of it.
             queue.end(failure)
             self._abort(AbortRequest(request_id, failure))
-
-
-def _deliver(output: OmniOutput | Ended, queue: OutputQueue) -> RequestError | None:
-    """Put one output, or the end, into its queue; return the error that ends the request instead."""
-    if isinstance(output, Ended):
-        queue.end(output.error)
-        return None
-    if queue.put(output):
-        return None
-    return OverloadedError("the client reads too slowly: its outputs filled the hub's bound")

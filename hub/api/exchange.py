@@ -65,7 +65,7 @@ class Exchange:
         """Remember the replicas that an output of the request names."""
         for replica in output.replicas:
             self._replicas[replica] = None
-        if output.replica:
+        if output.replica and output.replica not in self._replicas:
             self._replicas[output.replica] = None
 
     def note_error(self, error: OmniError) -> None:

@@ -185,7 +185,7 @@ class RequestMachine:
         out, where nothing is compared, skipped, counted in segments or held against a replica. None, and nothing is
         changed, in any other case: ``handle_message`` decides.
         """
-        run = self.runs.get(stage_id)
+        run, state = self.runs.get(stage_id), self.state
         if (
             run is None
             or run.phase is not Phase.ACCEPTED
@@ -198,14 +198,14 @@ class RequestMachine:
             or run.partial_images
             or run.blamed_for
             or stage_id not in self._plan.finals
-            or self.state.segments is not None
-            or self.state.finished
+            or state.segments is not None
+            or state.finished
         ):
             return None
         run.output_at_s = now_s
         run.next_seq += 1
         run.show(piece, ())
-        return text_output(self.state.shown_id, stage_id, run.replica_name, piece, received_at_s)
+        return text_output(state.shown_id, stage_id, run.replica_name, piece, received_at_s)
 
     def _handle_message(
         self,

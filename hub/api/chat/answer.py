@@ -198,7 +198,7 @@ class StreamedAnswer(Answer):
         #: By stage: the choice of its words, and the event that shows some, split where they belong.
         self._templates: dict[int, tuple[Choice, list[bytes]]] = {}
 
-    def take(self, output: OmniOutput, write: Callable[[bytes], bool]) -> bool:
+    def take(self, write: Callable[[bytes], bool], output: OmniOutput) -> bool:
         """Write the event of a piece of text that goes on a choice; False, and nothing is done, for any other output.
 
         As ``events`` makes it, out of the same event for another text; ``write`` may refuse it.

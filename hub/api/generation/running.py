@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -256,8 +257,8 @@ class CutShortError(OmniError):
 class GenerationStream(StreamingResponse):
     """A streamed answer that closes its generation, also if the client leaves before anything was sent.
 
-    ``take`` is offered an output that ``content`` waits for, and a function that sends bytes behind those before, or
-    can't now and returns False: what it takes (True) is not in ``content``.
+    ``take`` is given a function that sends bytes behind those before, or can't now and returns False, and offered each
+    output that ``content`` waits for: what it takes (True) is not in ``content``.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class GenerationStream(StreamingResponse):
         content: AsyncIterable[bytes],
         media_type: str,
         headers: Mapping[str, str] | None = None,
-        take: Callable[[OmniOutput, Callable[[bytes], bool]], bool] | None = None,
+        take: Callable[[Callable[[bytes], bool], OmniOutput], bool] | None = None,
     ) -> None:
         super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache", **(headers or {})})
         self._generation = generation
@@ -276,7 +277,7 @@ class GenerationStream(StreamingResponse):
         """See ASGI."""
         take, write = self._take, piece_writer_of(scope)
         if take is not None and write is not None:
-            self._generation.taker = lambda output: take(output, write)
+            self._generation.taker = partial(take, write)
         try:
             await super().__call__(scope, receive, send)
         except CutShortError:

@@ -249,7 +249,7 @@ async def test_pieces_that_are_written_at_once_are_the_events_that_the_others_ar
         return True
 
     for output in outputs:
-        if not short.take(output, write):
+        if not short.take(write, output):
             sent += [event async for event in short.events(0, output)]
     assert sent == [event for output in outputs for event in [each async for each in long.events(0, output)]]
     assert short.usage.shown() == long.usage.shown()
@@ -259,11 +259,11 @@ async def test_pieces_that_are_written_at_once_are_the_events_that_the_others_ar
 async def test_all_pieces_of_text_but_the_first_may_be_written_at_once_unless_the_writer_refuses() -> None:
     answer = answer_of(StreamedAnswer)
     sent: list[bytes] = []
-    assert not answer.take(said("one"), lambda _event: True)
+    assert not answer.take(lambda _event: True, said("one"))
     (first,) = [event async for event in answer.events(0, said("one"))]
-    assert answer.take(said("two"), lambda event: not sent.append(event))  # type: ignore[func-returns-value]
+    assert answer.take(lambda event: not sent.append(event), said("two"))  # type: ignore[func-returns-value]
     assert json.loads(sent[0].removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "two"}
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"] == {"role": "assistant", "content": "one"}
     before = answer.usage.shown()
-    assert not answer.take(said("three", token_ids=(1,)), lambda _event: False)
+    assert not answer.take(lambda _event: False, said("three", token_ids=(1,)))
     assert answer.usage.shown() == before
