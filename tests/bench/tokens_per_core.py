@@ -7,16 +7,25 @@ the kernel's own count of the hub's threads, divided by the pieces that its clie
 of the cheapest two seconds of it: others on the machine empty its caches, which can double what a piece costs. *Whole*
 is the same from before the first stream to behind the last, their begins and ends included. Then whole chats through
 two stages. Clients are processes of their own.
+
+With ``--vllm`` vLLM's own API server takes its turns in the same run, over a mock engine core that steps in the same
+way: ``vllm_server_script.py`` says what of it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
+import os
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Thread
@@ -43,6 +52,7 @@ stages:
   - {stage_id: 0, engine: echo, engine_args: {capacity: 64}, runtime: {num_replicas: 2}, final_output: text}
   - {stage_id: 1, engine: echo, engine_args: {capacity: 64}, runtime: {num_replicas: 2}, final_output: text}
 """
+_THINKER: Final = Path(__file__).parents[2] / "stage_runtime" / "demo" / "thinker"
 #: What marks a piece of a stream's text; a word of the echo engine holds no quote.
 _PIECE: Final = b'"content":'
 _END: Final = b"data: [DONE]"
@@ -132,9 +142,15 @@ class HttpStreams:
 
 
 class PythonStreams(OmniActor):
-    """A hub in Python alone, and its callers; for an Actor."""
+    """A hub in Python alone, and its callers; for an Actor. It spares the collector as docs/python.md advises."""
 
     pieces = begun = ended = whole = 0
+
+    def __init__(self, endpoint: str, namespace: str, deploy: str) -> None:
+        super().__init__(endpoint, namespace, deploy)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 10, 10)
 
     def begin(self, count: int, prompt: str, _fields: dict[str, Any]) -> None:
         """Ask so many at once."""
@@ -205,7 +221,32 @@ def stream_row(way: str, pid: int, asker: Actor, count: int, words: int, step_s:
     }
 
 
-def streams(folder: Path, rounds: int, count: int, words: int, step_s: float) -> Iterator[report.Row]:
+@contextmanager
+def vllm_server(step_s: float) -> Iterator[tuple[int, str]]:
+    """vLLM's API server over the mock engine core: its process and URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.bench.vllm_server_script", str(_THINKER), str(port), str(step_s)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"})
+    url, until_s = f"http://127.0.0.1:{port}", now_s() + _BEGIN_S
+    try:
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                if process.poll() is not None or now_s() > until_s:
+                    raise RuntimeError("vLLM's server did not come up; what it says is above") from None
+                time.sleep(0.5)
+        yield process.pid, url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def streams(
+    folder: Path, rounds: int, count: int, words: int, step_s: float, *, with_vllm: bool
+) -> Iterator[report.Row]:
     """Streams over HTTP and in Python, through one hub each that have the same replicas."""
     deploy = _DEPLOY.format(capacity=count, step_s=step_s)
     with ExitStack() as stack:
@@ -214,9 +255,17 @@ def streams(folder: Path, rounds: int, count: int, words: int, step_s: float) ->
         hub.wait_ready()
         python = stack.enter_context(Actor(PythonStreams, hub.endpoint, hub.namespace, deploy))
         http = stack.enter_context(Actor(HttpStreams, hub.url))
+        ways: list[tuple[str, int, Actor, dict[str, Any]]] = [
+            ("HTTP", hub.process.pid, http, {}),
+            ("AsyncOmni", python.pid, python, {}),
+        ]
+        if with_vllm:
+            pid, url = stack.enter_context(vllm_server(step_s))
+            asked = {"model": "mock", "max_tokens": words, "ignore_eos": True}
+            ways.append(("vLLM's server", pid, stack.enter_context(Actor(HttpStreams, url)), asked))
         for turn in range(rounds):
-            for way, pid, asker in (("HTTP", hub.process.pid, http), ("AsyncOmni", python.pid, python)):
-                yield {"round": turn, **stream_row(way, pid, asker, count, words, step_s)}
+            for way, pid, asker, fields in ways:
+                yield {"round": turn, **stream_row(way, pid, asker, count, words, step_s, **fields)}
 
 
 def requests(folder: Path, rounds: int, count: int, at_once: int) -> Iterator[report.Row]:
@@ -264,12 +313,15 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.25)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--vllm", action="store_true", help="vLLM's own API server, too; it must be installed")
     parser.add_argument("--only", choices=("streams", "requests"))
     parser.add_argument("--out", type=Path, help="path of the JSON file to write")
     given = parser.parse_args()
     results: report.Row = {"machine": report.machine()}
     parts: dict[str, Callable[[Path], Iterator[report.Row]]] = {
-        "streams": lambda folder: streams(folder, given.rounds, given.streams, given.words, given.step_s),
+        "streams": lambda folder: streams(
+            folder, given.rounds, given.streams, given.words, given.step_s, with_vllm=given.vllm
+        ),
         "requests": lambda folder: requests(folder, given.rounds, given.requests, given.at_once),
     }
     for name, part in parts.items():
