@@ -261,7 +261,9 @@ def streams(
         ]
         if with_vllm:
             pid, url = stack.enter_context(vllm_server(step_s))
-            asked = {"model": "mock", "max_tokens": words, "ignore_eos": True}
+            # Its model's context is short, and what is asked has no part in what the mock core says.
+            short = [{"role": "user", "content": "word"}]
+            asked = {"model": "mock", "max_tokens": words, "ignore_eos": True, "messages": short}
             ways.append(("vLLM's server", pid, stack.enter_context(Actor(HttpStreams, url)), asked))
         for turn in range(rounds):
             for way, pid, asker, fields in ways:
