@@ -28,7 +28,7 @@ from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
 from hub.orchestrator.rejection_log import RejectionLog, log_revocation
-from hub.output_queue import OutputQueue, deliver
+from hub.output_queue import Delivery, OutputQueue
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
 from hub.receipts.book import ReceiptBook
@@ -276,11 +276,11 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             stories=self._stories,
             receipts=self._ring,
             turns=self._turns,
+            emit=Delivery(self._queues, self._ask).deliver,
             remote_replica_factory=self._remote_replica_factory,
         )
         self._orchestrator.health.unread_since_s = self._unread_since_s
-        delivering = deliver(self._orchestrator.output_async_queue, self._queues, self._ask)
-        self._tasks = [loop.create_task(self._orchestrator.run()), loop.create_task(delivering)]
+        self._tasks = [loop.create_task(self._orchestrator.run())]
         for task in self._tasks:
             task.add_done_callback(self._end_queues)
         with self._lock:
@@ -380,6 +380,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         key: str = "",
         on_input_wait: Callable[[bool], None] | None = None,
         seed: int | None = None,
+        taker: Callable[[OmniOutput], bool] | None = None,
         **more: Any,
     ) -> AsyncGenerator[OmniOutput, None]:
         """Run one request; yield its outputs as they come, then one summary. Raise RequestError.
@@ -402,7 +403,8 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         ``prompt`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``prompt`` is the first
         segment, and ``update`` sends the others. ``on_input_wait`` is called on the loop with True when nothing is left
-        to do until the next segment comes, and with False when there is again.
+        to do until the next segment comes, and with False when there is again. ``taker`` is called on the loop with an
+        output that the generator's reader waits for; one for which it returns True is not yielded.
         """
         check_unread(more)
         request_id, each = arranged(request_id, sampling_params_list, sampling_params)
@@ -437,7 +439,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 # Not before: who is refused for another reason needs no room.
                 with suppress(asyncio.QueueFull):
                     self._end_unread(unread)
-            queue = self._enqueue(orchestrator, request)
+            queue = self._enqueue(orchestrator, request, taker)
         inner_id = request.request_id
         try:
             update = partial(send_update, orchestrator.request_async_queue, inner_id)
@@ -549,11 +551,13 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             turns=self._turns,
         )
 
-    def _enqueue(self, orchestrator: Orchestrator, request: AddRequest) -> OutputQueue:
+    def _enqueue(
+        self, orchestrator: Orchestrator, request: AddRequest, taker: Callable[[OmniOutput], bool] | None
+    ) -> OutputQueue:
         """Give an admitted request to the orchestrator. Raise OverloadedError if too much waits for it."""
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
         try:
-            queue = OutputQueue(*bounds, partial(orchestrator.set_backpressure, request.request_id))
+            queue = OutputQueue(*bounds, partial(orchestrator.set_backpressure, request.request_id), taker)
             orchestrator.request_async_queue.put_nowait(request)
         except BaseException as error:
             # From here on the orchestrator would give its place back.

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
+_TOO_SLOW: Final = "the client reads too slowly: its outputs filled the hub's bound"
 
 
 class Watermarks:
@@ -49,7 +50,8 @@ class OutputQueue:
     """The outputs of one request that its client has not read.
 
     From the high watermark (half of a bound) on, texts are joined: a slow reader gets longer pieces.
-    ``on_backpressure`` is called when the reader falls behind and when it has caught up.
+    ``on_backpressure`` is called when the reader falls behind and when it has caught up. ``taker`` is offered each
+    output for which the reader waits, in its place: one that it takes (True) has been read, without a turn of the loop.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class OutputQueue:
         max_outputs: int,
         max_bytes: int,
         on_backpressure: Callable[[ClientBackpressure], None] = lambda _news: None,
+        taker: Callable[[OmniOutput], bool] | None = None,
     ) -> None:
         self._max_outputs = max_outputs
         self._max_bytes = max_bytes
         self._watermarks = Watermarks(max_outputs, max_bytes)
         self._on_backpressure = on_backpressure
+        self._taker = taker
         #: Each output with its size in bytes and the moment when it, or the first of what it was joined of, was put.
         self._outputs: deque[tuple[OmniOutput, int, float]] = deque()
         self._size_bytes = 0
@@ -77,6 +81,10 @@ class OutputQueue:
 
     def put(self, output: OmniOutput) -> bool:
         """Add an output; return False, and add nothing, if the queue is full."""
+        waiter = self._waiter
+        # Who waits has read all that came before.
+        if self._taker is not None and waiter is not None and not waiter.done() and self._taker(output):
+            return True
         size_bytes = output.size_bytes
         if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
             return False
@@ -132,37 +140,33 @@ class OutputQueue:
             self._waiter.set_result(None)
 
 
-async def deliver(
-    source: asyncio.Queue[tuple[str, OmniOutput | Ended]],
-    queues: Mapping[str, OutputQueue],
-    abort: Callable[[AbortRequest], None],
-) -> None:
-    """Move each output from ``source`` to the queue of its request, for ever.
+class Delivery:
+    """Puts each output into the queue of its request. A request whose queue is full is ended with OverloadedError.
 
-    A request whose queue is full is ended by ``abort`` with OverloadedError.
+    ``queues`` are by request id, ``abort`` has the stages of a request stopped.
     """
-    while True:
-        request_id, output = await source.get()
-        queue = queues.get(request_id)
+
+    def __init__(self, queues: Mapping[str, OutputQueue], abort: Callable[[AbortRequest], None]) -> None:
+        self._queues = queues
+        self._abort = abort
+
+    def deliver(self, request_id: str, output: OmniOutput | Ended) -> None:
+        """Give a client an output, or the end of its request; drop it if its reader has gone."""
+        queue = self._queues.get(request_id)
         if queue is None:
-            continue
+            return
         try:
-            failure = _deliver(output, queue)
+            if isinstance(output, Ended):
+                queue.end(output.error)
+                return
+            if queue.put(output):
+                return
+            failure: RequestError = OverloadedError(_TOO_SLOW)
         except Exception as bug:
             # It must cost one request and not those of all other clients.
             logger.exception("output.bug request=%s", request_id)
             failure = RequestError(f"a bug in the hub: {bug!r}")
-        if failure is not None and not queue.has_ended:
+        if not queue.has_ended:
             # Once: the request's other outputs come until its stages have heard of it.
             queue.end(failure)
-            abort(AbortRequest(request_id, failure))
-
-
-def _deliver(output: OmniOutput | Ended, queue: OutputQueue) -> RequestError | None:
-    """Put one output, or the end, into its queue; return the error that ends the request instead."""
-    if isinstance(output, Ended):
-        queue.end(output.error)
-        return None
-    if queue.put(output):
-        return None
-    return OverloadedError("the client reads too slowly: its outputs filled the hub's bound")
+            self._abort(AbortRequest(request_id, failure))

@@ -40,7 +40,7 @@ _KEY: Final = "omni.exchange"
 class Exchange:
     """One HTTP request, or one WebSocket connection."""
 
-    __slots__ = ("_replicas", "charge", "key", "key_digest", "label", "most_answers", "request_id")
+    __slots__ = ("_replicas", "charge", "count_piece", "key", "key_digest", "label", "most_answers", "request_id")
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
@@ -54,6 +54,8 @@ class Exchange:
         #: Counts further answers of this request against its client's cap, or raises; and that cap, 0 for none.
         self.charge: Callable[[int], None] = _charge_nothing
         self.most_answers = 0
+        #: Counts a piece of the answer that goes past ASGI, for the log.
+        self.count_piece: Callable[[bytes], None] = _count_nothing
         self._replicas: dict[str, None] = {}
 
     def __repr__(self) -> str:
@@ -63,7 +65,7 @@ class Exchange:
         """Remember the replicas that an output of the request names."""
         for replica in output.replicas:
             self._replicas[replica] = None
-        if output.replica:
+        if output.replica and output.replica not in self._replicas:
             self._replicas[output.replica] = None
 
     def note_error(self, error: OmniError) -> None:
@@ -85,6 +87,10 @@ class Exchange:
 
 
 def _charge_nothing(_answers: int) -> None:
+    pass
+
+
+def _count_nothing(_piece: bytes) -> None:
     pass
 
 
@@ -125,6 +131,8 @@ class Exchanges:
         scope["headers"] = [*scope["headers"], (_LABEL.encode(), exchange.request_id.encode())]
         _current.set(exchange)
         answer = _Sent()
+        if self._logs:
+            exchange.count_piece = answer.count
 
         async def send_named(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
@@ -173,18 +181,19 @@ class _Sent:
             case "http.response.start" | "websocket.http.response.start":
                 self._status = message["status"]
             case "http.response.body" | "websocket.http.response.body":
-                self._count(message.get("body", b""))
+                self.count(message.get("body", b""))
                 self._is_complete = not message.get("more_body", False)
             case "websocket.accept":
                 self._status = 101
             case "websocket.send":
-                self._count(message.get("bytes") or (message.get("text") or "").encode())
+                self.count(message.get("bytes") or (message.get("text") or "").encode())
             case "websocket.close":
                 self._is_complete = True
                 # A connection that is closed before it was accepted is answered with 403.
                 self._status = 403 if self._status == "-" else self._status
 
-    def _count(self, body: bytes) -> None:
+    def count(self, body: bytes) -> None:
+        """Count a piece of the body."""
         self._size_bytes += len(body)
         self._pieces += bool(body)
 

@@ -68,8 +68,9 @@ _CLOSES: Final[Mapping[Cut, tuple[CloseCode, str]]] = {
 }
 #: The key in the ASGI scope of what ``input_wait_of`` returns.
 _INPUT_WAIT: Final = "omni.input_wait"
-#: The key in ASGI's state of what ``cut_answer`` calls.
+#: The keys in ASGI's state of what ``cut_answer`` and ``piece_writer_of`` call.
 _CUT_ANSWER: Final = "omni.cut_answer"
+_PIECE_WRITER: Final = "omni.piece_writer"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
@@ -132,6 +133,15 @@ def cut_answer(scope: Mapping[str, Any]) -> None:
     cut: Callable[[], None] | None = scope.get("state", {}).get(_CUT_ANSWER)
     if cut is not None:
         cut()
+
+
+def piece_writer_of(scope: Mapping[str, Any]) -> Callable[[bytes], bool] | None:
+    """What sends a piece of a streamed answer at once, behind all that ASGI's ``send`` was given; None: nothing does.
+
+    It returns False, and sends nothing, before the answer has begun and while its client is behind or has gone.
+    """
+    make: Callable[[], Callable[[bytes], bool]] | None = scope.get("state", {}).get(_PIECE_WRITER)
+    return None if make is None else make()
 
 
 class BoundedServer:
@@ -265,6 +275,7 @@ class _Input(Bounded, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""
         self._server.connections.closed(self)
+        self._turns.close()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -281,7 +292,7 @@ class BoundedHttp(_Input, H11Protocol):
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Each scope has a copy.
-        self.app_state = {**self.app_state, _CUT_ANSWER: self._cut_short}
+        self.app_state = {**self.app_state, _CUT_ANSWER: self._cut_short, _PIECE_WRITER: self._piece_writer}
         self._server = server
         self._framing = _Framing()
         self.conn = self._framing
@@ -293,6 +304,15 @@ class BoundedHttp(_Input, H11Protocol):
         """See asyncio."""
         super().connection_made(transport)
         self._server.cut(self._server.connections.opened(self, time.monotonic(), after=self.handshake))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        super().connection_lost(exc)
+        # What leads back here goes, so that a connection is freed without the collector of rings.
+        cycle: Any = self.cycle
+        for state in (self.app_state, {} if cycle is None else cycle.scope["state"]):
+            state.pop(_CUT_ANSWER, None)
+            state.pop(_PIECE_WRITER, None)
 
     def _take(self, data: bytes) -> None:
         H11Protocol.data_received(self, data)
@@ -343,6 +363,9 @@ class BoundedHttp(_Input, H11Protocol):
         """The protocol that the connection has now: this one, or its WebSocket."""
         protocol = self.transport.get_protocol()
         return protocol if isinstance(protocol, BoundedWebSocket) else self
+
+    def _piece_writer(self) -> Callable[[bytes], bool]:
+        return PieceWriter(self).write
 
     def _cut_short(self) -> None:
         if not self.transport.is_closing():
@@ -395,6 +418,39 @@ class BoundedHttp(_Input, H11Protocol):
                 self._server.cut(connections.body_came(self, size_bytes, now_s))
             case _:
                 connections.answered(self)
+
+
+class PieceWriter:
+    """Sends pieces of the body of one answer, that of the request that its connection serves now."""
+
+    def __init__(self, connection: BoundedHttp) -> None:
+        self._connection = connection
+        self._cycle = connection.cycle
+        #: Whether each piece is a chunk with its length (HTTP/1.1); None: not known yet.
+        self._is_chunked: bool | None = None
+
+    def write(self, data: bytes) -> bool:
+        """See ``piece_writer_of``."""
+        cycle, connection = self._cycle, self._connection
+        if (
+            not cycle.response_started
+            or cycle.response_complete
+            or cycle.disconnected
+            or connection.cycle is not cycle
+            or connection.flow.write_paused
+            or connection.transport.is_closing()
+        ):
+            return False
+        if self._is_chunked is None:
+            # Of the first, h11 shows how it frames the body; it keeps no count of one without a length.
+            framed = connection.conn.send(h11.Data(data=data)) or b""
+            self._is_chunked = framed != data
+        elif self._is_chunked:
+            framed = b"%x\r\n%b\r\n" % (len(data), data)
+        else:
+            framed = data
+        connection.transport.write(framed)
+        return True
 
 
 class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):

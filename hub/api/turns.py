@@ -18,6 +18,14 @@ _SLICE_BYTES: Final = 8 << 10
 _TURN_S: Final = 0.003
 
 
+def _pass_nothing(_data: bytes) -> None:
+    pass
+
+
+def _never() -> bool:
+    return False
+
+
 class Turns:
     """The input of one connection. ``take`` gets it slice by slice; ``may_read``: whether the parser wants more."""
 
@@ -48,6 +56,11 @@ class Turns:
     def end(self) -> None:
         """Pass nothing on any more. Idempotent."""
         self._rest, self._is_ended = b"", True
+
+    def close(self) -> None:
+        """Pass nothing on any more, and let go of the connection. Idempotent."""
+        self.end()
+        self._take, self._may_read = _pass_nothing, _never
 
     def _turn(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         ends_s, start, rest = self._now_s() + _TURN_S, 0, self._rest

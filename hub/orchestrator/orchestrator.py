@@ -37,6 +37,7 @@ from hub.replicas.events import (
     EpochNamed,
     FrameDropped,
     Granted,
+    PiecesCame,
     ProcessGone,
     Recalled,
     SessionDown,
@@ -111,8 +112,9 @@ class Orchestrator:
     """``run`` needs a task of its own; all other methods are called on the same loop.
 
     ``request_async_queue`` takes AddRequest and UpdateRequest, ``rpc_async_queue`` CollectiveCall and AbortRequest.
-    Aborts are handled first, but for those of a request that came in the same turn. ``output_async_queue`` gives
-    (request id, OmniOutput or Ended); the orchestrator waits while it is full. ``remote_replica_factory`` makes the
+    Aborts are handled first, but for those of a request that came in the same turn. ``emit`` gets each output with its
+    request's id, in the turn in which it comes; without it, ``output_async_queue`` gives (request id, OmniOutput or
+    Ended), and the orchestrator waits while it is full. ``remote_replica_factory`` makes the
     client of each new replica process in place of ``connect``; ``connect_replica`` has the form of one.
     """
 
@@ -131,6 +133,7 @@ class Orchestrator:
         stories: Stories | None = None,
         receipts: ReceiptRing | None = None,
         turns: LongTurns | None = None,
+        emit: Callable[[str, OmniOutput | Ended], None] | None = None,
     ) -> None:
         self.stage_pools = list(stage_pools)
         self.num_stages = len(self.stage_pools)
@@ -140,8 +143,9 @@ class Orchestrator:
         self.rpc_async_queue: asyncio.Queue[_Rpc] = WakingQueue(4 * config.max_in_flight, self._wake)
         self.output_async_queue: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue(4 * config.max_in_flight)
         self._pools = Pools(self.stage_pools) if releases is None else releases.every
-        #: Bounded: a socket that has brought much rests until that is handled.
+        #: Bounded: a socket that has brought much rests until that is handled. And how many events are in it.
         self._inbox: deque[_InboxItem] = deque()
+        self._waiting = 0
         self._turns = turns or LongTurns()
         #: The view that is applied next, once the pace allows it.
         self._next_view: ViewChanged | None = None
@@ -168,7 +172,7 @@ class Orchestrator:
             metrics,
             Backlog() if backlog is None else backlog,
             self._post,
-            self._emit_output,
+            self._emit_output if emit is None else emit,
             tracing,
             stories,
             recent=self.health.recent,
@@ -293,7 +297,8 @@ class Orchestrator:
         if not self._closed:
             self._inbox.append(item)
             self._turns.posted += isinstance(item, _CHARGED)
-            self._turns.note_waiting(len(self._inbox))
+            self._waiting += _count(item)
+            self._turns.note_waiting(self._waiting)
             self._wake.set()
 
     def _take_turn(self) -> None:
@@ -316,13 +321,15 @@ class Orchestrator:
         """Handle what waits now, for as long as others may wait for the loop; the rest has the next turn."""
         inbox, left, handled = self._inbox, len(self._inbox), 0
         began_s, until_s = time.thread_time(), time.perf_counter() + _TURN_S
-        while handled < left:
-            self._handle(inbox.popleft())
-            handled += 1
+        for _ in range(left):
+            item = inbox.popleft()
+            self._handle(item)
+            handled += _count(item)
             if time.perf_counter() > until_s:
                 break
+        self._waiting -= handled
         self._turns.note_handled(handled, time.thread_time() - began_s)
-        self._turns.note_waiting(len(inbox))
+        self._turns.note_waiting(self._waiting)
 
     def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:
@@ -400,6 +407,11 @@ class Orchestrator:
     def _emit_output(self, request_id: str, output: OmniOutput | Ended) -> None:
         self._outbox.append((request_id, output))
         self._wake.set()
+
+
+def _count(item: _InboxItem) -> int:
+    """How many events an item stands for."""
+    return len(item.pieces) if isinstance(item, PiecesCame) else 1
 
 
 def _answer_rpc(rpc: _Rpc) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -17,11 +18,13 @@ from hub.pool.stage_pool import StagePool
 from hub.replicas.events import (
     AbortEnded,
     Answered,
+    AnswerEvent,
     ClientEvent,
     CreditEvent,
     EpochNamed,
     FrameDropped,
     Granted,
+    PiecesCame,
     ProcessGone,
     Recalled,
     ReplicaLink,
@@ -108,8 +111,8 @@ class ReplicaListener:
     def handle_client_event(self, event: ClientEvent) -> None:
         """Apply one event of one replica's connection."""
         match event:
-            case Answered():
-                self._answered(event)
+            case Answered() | PiecesCame():
+                self._answers_came(event)
             case Unanswered():
                 self._unanswered(event)
             case SessionUp():
@@ -176,6 +179,36 @@ class ReplicaListener:
         asyncio.get_running_loop().call_soon(self._post, due)
 
     # ---- answers
+
+    def _answers_came(self, event: AnswerEvent) -> None:
+        if isinstance(event, PiecesCame):
+            self._pieces_came(event)
+        else:
+            self._answered(event)
+
+    def _pieces_came(self, event: PiecesCame) -> None:
+        """Show pieces of text to their clients, as ``_answered`` would one by one, which gets all that are not usual.
+
+        The replica's report counts once: the last of those that came together is the newest.
+        """
+        client, received_at_s = event.client, event.received_at_s
+        info, now_s = client.info, time.perf_counter()
+        pool, addr, stage_id = self._pools.of(info), info.input_addr, info.stage_id
+        pool.core.members.end_silence(addr)
+        for piece in event.pieces:
+            active, binding = self._active.get(piece.request_id), pool.core.binding(piece.request_id)
+            try:
+                if (
+                    active is None
+                    or binding is None
+                    or binding.entry.addr != addr
+                    or active.graces
+                    or not self._requests.show_piece(active, stage_id, piece, now_s, received_at_s)
+                ):
+                    self._answered(Answered(client, piece, (), received_at_s))
+            except Exception as error:  # noqa: BLE001 - it is logged there, and costs this request alone
+                self._requests.end_after_bug(piece.request_id, error, "PiecesCame")
+        pool.core.report(addr, event.pieces[-1].queue_length, pool.now())
 
     def _answered(self, event: Answered) -> None:
         info, message = event.client.info, event.message

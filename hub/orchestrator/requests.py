@@ -149,8 +149,10 @@ class Requests:
         else:
             traceparent = request.trace_headers.get("traceparent", "")
             active.trace_id = trace_id(traceparent)
-            # The client's own: an engine that traces goes on with it.
-            active.trace_of = lambda _stage_id: traceparent if active.trace_id else ""
+            # The client's own: an engine that traces goes on with it. No reference back to ``active``: it would keep
+            # all of a request that has ended until the collector looks for such rings.
+            shown = traceparent if active.trace_id else ""
+            active.trace_of = lambda _stage_id: shown
         self._apply(active, ev.Submitted())
 
     def abort_request(self, abort: AbortRequest) -> None:
@@ -287,6 +289,16 @@ class Requests:
         if is_done:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
+
+    def show_piece(self, active: Active, stage_id: int, piece: wire.Chunk, now_s: float, received_at_s: float) -> bool:
+        """Show the client a piece of text if nothing else is due for it; False, and nothing is done, if more may be."""
+        if self._tracing is not None or not active.first_shown:
+            return False
+        output = active.machine.take_piece(stage_id, piece, now_s, received_at_s)
+        if output is None:
+            return False
+        self._emit(active.request.request_id, output)
+        return True
 
     def resume_dispatch(self, item: PickEnded | RetryDue | TrialDue) -> None:
         """Go on with a dispatch that has waited; if the request has ended, release the binding of its pick."""

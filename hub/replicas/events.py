@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -99,6 +100,18 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class PiecesCame:
+    """Pieces of text of one request or many, which came in one frame, at ``received_at_s``, one behind the other.
+
+    What a model has made in one step comes so: in place of an Answered for each.
+    """
+
+    client: ReplicaLink
+    pieces: Sequence[wire.Chunk]
+    received_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Unanswered:
     """A dispatch was neither accepted nor rejected in time. ``is_final``: the hub gives it up in any case."""
 
@@ -150,4 +163,5 @@ class EpochNamed:
 
 CreditEvent = Granted | Recalled
 SessionEvent = SessionUp | SessionDown | ProcessGone | Unresolved | EpochNamed
-ClientEvent = CreditEvent | SessionEvent | Answered | Controlled | Unanswered | Unsent | FrameDropped | AbortEnded
+AnswerEvent = Answered | PiecesCame
+ClientEvent = CreditEvent | SessionEvent | AnswerEvent | Controlled | Unanswered | Unsent | FrameDropped | AbortEnded

@@ -48,6 +48,11 @@ class PendingDispatches:
             look_s *= 2
         self._looks.append(DeadlineQueue(config.accept_limit_s, partial(self._report_silence, len(self._looks))))
 
+    @property
+    def are_pending(self) -> bool:
+        """Whether any dispatch has no answer yet."""
+        return bool(self._sent_at_s)
+
     def add_dispatch(self, key: _Key) -> None:
         """A dispatch was sent."""
         now_s = self._loop.time()

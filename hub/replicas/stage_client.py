@@ -22,6 +22,7 @@ from hub.replicas.events import (
     EpochNamed,
     FrameDropped,
     Granted,
+    PiecesCame,
     ProcessGone,
     Recalled,
     SessionDown,
@@ -36,6 +37,7 @@ from hub.replicas.references import flaw_of_references
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import ZmqContext, agreed_keys, open_connections
 from hub.request.events import StageMessage
+from hub.request.outputs import is_plain_text
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import WireError
@@ -263,9 +265,29 @@ class StageClient:
         except WireError:
             self._on_event(FrameDropped(self, "malformed"))
             return
-        attached = tuple(map(bytes, attachments))
+        if attachments or name != "output":
+            attached = tuple(map(bytes, attachments))
+            for message in messages:
+                self._handle(name, message, attached, received_at_s)
+            return
+        pieces: list[wire.Chunk] = []
         for message in messages:
-            self._handle(name, message, attached, received_at_s)
+            if is_plain_text(message) and self._session.knows_epoch(message.epoch):
+                pieces.append(message)
+                continue
+            self._pass_on(pieces, received_at_s)
+            pieces = []
+            self._handle(name, message, (), received_at_s)
+        self._pass_on(pieces, received_at_s)
+
+    def _pass_on(self, pieces: list[wire.Chunk], received_at_s: float) -> None:
+        """Pieces of text that came one behind the other: nothing is wrong with them, and they are the most of all."""
+        if not pieces:
+            return
+        if self._dispatches.are_pending:
+            for piece in pieces:
+                self._dispatches.resolve_dispatch((piece.request_id, piece.attempt))
+        self._on_event(PiecesCame(self, pieces, received_at_s))
 
     def _handle(
         self, name: SocketName, message: wire.FromReplica, attachments: tuple[bytes, ...], received_at_s: float

@@ -8,17 +8,16 @@ helpers of their own, which never write a phase.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from hub.request import events as ev
 from hub.request.backpressure import pause_or_resume, update_backpressure
 from hub.request.companions import of_companion
 from hub.request.events import Action, Event, Outcome, StageEvent, StageMessage
-from hub.request.outputs import chunk_outputs, end_output, segment_output, summary_output
+from hub.request.outputs import OmniOutput, chunk_outputs, end_output, segment_output, summary_output, text_output
 from hub.request.pieces import (
     acknowledge_pieces,
     add_pieces,
@@ -176,6 +175,37 @@ class RequestMachine:
             actions = [ev.Acquit(stage_id), *actions]
         self.story.add_message(now_s, stage_id, message, actions)
         return actions
+
+    def take_piece(
+        self, stage_id: int, piece: wire.Chunk, now_s: float, received_at_s: float = 0.0
+    ) -> OmniOutput | None:
+        """Apply a piece that ``is_plain_text`` and return it for the client, if nothing else follows from it.
+
+        The usual case of ``handle_message``, with the same effect: the next piece, not the first, of an attempt that is
+        out, where nothing is compared, skipped, counted in segments or held against a replica. None, and nothing is
+        changed, in any other case: ``handle_message`` decides.
+        """
+        run, state = self.runs.get(stage_id), self.state
+        if (
+            run is None
+            or run.phase is not Phase.ACCEPTED
+            or run.replica is None
+            or run.attempt != piece.attempt
+            or run.next_seq != piece.seq
+            or not piece.seq
+            or piece.seq < run.skip
+            or run.replay is not None
+            or run.partial_images
+            or run.blamed_for
+            or stage_id not in self._plan.finals
+            or state.segments is not None
+            or state.finished
+        ):
+            return None
+        run.output_at_s = now_s
+        run.next_seq += 1
+        run.show(piece, ())
+        return text_output(state.shown_id, stage_id, run.replica_name, piece, received_at_s)
 
     def _handle_message(
         self,
@@ -344,7 +374,7 @@ class RequestMachine:
             return []
         if run.replay is not None:
             # To it, unfinished pictures are none of the output.
-            message = msgspec.structs.replace(message, seq=number)
+            message = replace(message, seq=number)
             rest = run.replay.rest_of(message, attachments)
             if rest.difference:
                 return self._fail_differing(run, rest.difference, now_s)

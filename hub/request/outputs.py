@@ -16,10 +16,10 @@ stage, as ``stage<id>.<name>``, of the attempt whose output the client has:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+import msgspec
 from msgspec import UNSET
 
 from hub.media import array_of
@@ -37,8 +37,8 @@ NO_STAGE: Final = -1
 _LOGPROB_BYTES: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class OmniOutput:
+# One is made for each piece of each stream: as a frozen dataclass of so many fields it would cost ten times as much.
+class OmniOutput(msgspec.Struct, frozen=True, gc=False):
     """One piece of a request's output.
 
     A chunk has ``finish_reason`` None. Each final stage ends with one output whose ``finish_reason`` is set, which
@@ -54,8 +54,8 @@ class OmniOutput:
     data: bytes = b""
     mime: str = ""
     finish_reason: str | None = None
-    usage: Mapping[str, int] = field(default_factory=dict)
-    timings_s: Mapping[str, float] = field(default_factory=dict)
+    usage: Mapping[str, int] = {}
+    timings_s: Mapping[str, float] = {}
     #: ``stage/replica_id`` of the replica it came from.
     replica: str = ""
     #: When its frame was received, on ``time.perf_counter``; 0.0 if it came from no frame.
@@ -95,6 +95,8 @@ class OmniOutput:
     @property
     def size_bytes(self) -> int:
         """The estimated memory of the content, in bytes."""
+        if not (self.logprobs or self.prompt_logprobs or self.prompt_token_ids or self.called):
+            return len(self.data) + len(self.text) + 8 * len(self.token_ids)
         likely_bytes = logprobs_bytes(self.logprobs) + logprobs_bytes(self.prompt_logprobs)
         called = self.called
         called_bytes = 0 if called is None else len(called.content) + sum(len(each.arguments) for each in called.calls)
@@ -109,7 +111,7 @@ class OmniOutput:
             return None
         if self.segment != later.segment:
             return None
-        return replace(
+        return msgspec.structs.replace(
             self,
             text=self.text + later.text,
             token_ids=self.token_ids + later.token_ids,
@@ -152,6 +154,32 @@ def chunk_outputs(
         )
         for position, data in enumerate(attachments or (b"",))
     ]
+
+
+def is_plain_text(message: wire.FromReplica) -> TypeGuard[wire.Chunk]:
+    """Whether a message is a chunk of text and tokens and nothing else: whatever they are, they may be passed on."""
+    return (
+        type(message) is wire.Chunk
+        and message.modality == "text"
+        and not message.mime
+        and message.logprobs is UNSET
+        and message.prompt_logprobs is UNSET
+        and message.prompt_token_ids is UNSET
+        and message.partial_image is UNSET
+    )
+
+
+def text_output(request_id: str, stage_id: int, replica: str, piece: wire.Chunk, received_at_s: float) -> OmniOutput:
+    """The output of a chunk that ``is_plain_text``."""
+    return OmniOutput(
+        request_id=request_id,
+        stage_id=stage_id,
+        modality=piece.modality,
+        text=piece.text,
+        token_ids=piece.token_ids,
+        replica=replica,
+        received_at_s=received_at_s,
+    )
 
 
 def end_output(

@@ -263,6 +263,8 @@ class StageRun:
     attempt: int = -1
     #: Where this attempt was sent; None while it is being picked.
     replica: ReplicaRef | None = None
+    #: What outputs call the replica that an attempt was sent to last.
+    replica_name: str = ""
     #: Input addresses of replicas that failed this request and may look healthy.
     avoid: set[str] = field(default_factory=set)
     #: Input addresses of replicas that were only late to answer, or left a hand-off that could not be read: others are
@@ -363,7 +365,7 @@ class StageRun:
 
     def sent(self, replica: ReplicaRef, now_s: float, *, hands_over: bool, deterministic: bool) -> None:
         """The attempt has left for a replica; with ``hands_over`` that keeps a hand-off for later stages."""
-        self.replica, self.sent_at_s = replica, now_s
+        self.replica, self.replica_name, self.sent_at_s = replica, str(replica), now_s
         self.deterministic = self.deterministic and deterministic
         if not self.seen:
             self.began_at_s = now_s

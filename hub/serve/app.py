@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SUPERVISOR_CHECK_S: Final = 0.5
+#: Objects that may come beyond those that go before the collector looks at them; Python's own is 700. A ring of a
+#: request that was missed has some 130.
+_OBJECTS_BETWEEN_LOOKS: Final = 20_000
 
 
 def run_hub(config: ServeConfig) -> int:
@@ -55,10 +58,6 @@ def run_hub(config: ServeConfig) -> int:
         # Some of what these servers import would silence the hub's own lines.
         with kept_log_levels():
             frontend = _load_frontend(config)
-        if frontend is not None:
-            # What they import stays to the end: a look through it all would hold up every request for half a second.
-            gc.collect()
-            gc.freeze()
         endpoints = config.endpoints or embed_etcd(stack, config)
         return uvloop.run(_Hub(config, endpoints, ports, frontend).run())
 
@@ -142,6 +141,7 @@ class _Hub:
             # Who needs a login or certificates for it has to be told them anyway.
             etcd = "" if config.security.tls or config.security.user else self._endpoints
             self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack), etcd)
+            _settle_memory()
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
@@ -219,6 +219,17 @@ class _Hub:
                 continue
         logger.info("hub.stopping")
         return 0
+
+
+def _settle_memory() -> None:
+    """Spare the collector of rings what can't be one: all that was made by now stays to the end.
+
+    A look through it holds up every request, with vLLM's modules for half a second. And requests leave no rings behind
+    (``tests/integration/hub/test_memory.py``), so that looks may be rare.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 10, 10)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

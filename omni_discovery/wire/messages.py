@@ -291,7 +291,7 @@ class ReturnCredits(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", ta
     credits: _Count
 
 
-class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="accepted"):
+class Accepted(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="t", tag="accepted"):
     """The replica has accepted the request, segment or pause."""
 
     epoch: _Count
@@ -300,7 +300,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="ac
     attempt: _Count = 0
 
 
-class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="rejected"):
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="t", tag="rejected"):
     """The replica refuses the request or segment; nothing of it has run."""
 
     epoch: _Count
@@ -339,7 +339,7 @@ class Recall(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="reca
     queue_length: _Count
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk"):
+class Chunk(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="t", tag="chunk"):
     """A piece of output; ``seq`` counts from 0 without a gap. An image comes as one attachment of type ``mime``.
 
     ``logprobs``, if the request has it, has one entry for each of ``token_ids``. ``prompt_logprobs`` has one entry for
@@ -364,7 +364,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="chunk
     partial_image: _Count | msgspec.UnsetType = msgspec.UNSET
 
 
-class StageDone(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="done"):
+class StageDone(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="t", tag="done"):
     """The stage has finished the request. A next stage without a payload has nothing to do.
 
     ``usage`` counts tokens, ``timings_s`` holds seconds by name (queue, first_output, generate, transfer), ``pieces``

@@ -65,7 +65,10 @@ async def http_streams(url: str, count: int, prompt: str) -> int:
     """So many streams at once, all read to their end; how many pieces came."""
     parts = urlsplit(url)
     body = json.dumps({"messages": [{"role": "user", "content": prompt}], "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
 
     async def read_one() -> int:
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

@@ -31,6 +31,13 @@ _SOUND: Final = "s"
 _PICTURE: Final = "p"
 _EXPIRY: Final = "x"
 _END: Final = "e"
+#: Stands for the words in an event; no name in it is this.
+_PLACE: Final = "\x00words\x00"
+#: From so many characters on a piece of text goes the long way, which may take a thread.
+_LONG_TEXT: Final = 4096
+
+_encode: Final = msgspec.json.Encoder().encode
+
 #: Pieces of base64 can be put together if each is made of whole groups of three bytes. A sample has two.
 _GROUP_BYTES: Final = 6
 
@@ -197,6 +204,39 @@ class StreamedAnswer(Answer):
         self._counts_each = counts_each
         #: The choices that have sound, by index, and their bytes that wait for others.
         self._rests: dict[int, bytes] = {}
+        #: By stage: the choice of its words, and the event that shows some, split where they belong.
+        self._templates: dict[int, tuple[Choice, list[bytes]]] = {}
+
+    def take(self, write: Callable[[bytes], bool], output: OmniOutput) -> bool:
+        """Write the event of a piece of text that goes on a choice; False, and nothing is done, for any other output.
+
+        As ``events`` makes it, out of the same event for another text; ``write`` may refuse it.
+        """
+        is_plain = output.text and not (output.data or output.finish_reason or output.segment_end or output.logprobs)
+        if not is_plain or output.modality != "text" or len(output.text) > _LONG_TEXT:
+            return False
+        choice, parts = self._templates.get(output.stage_id) or self._template(output)
+        event = _encode(output.text).join(parts)
+        if choice is None or not write(event):
+            return False
+        self.exchange.count_piece(event)
+        choice.modality = "text"
+        self.exchange.note_output(output)
+        self.received_at_s = max(self.received_at_s, output.received_at_s)
+        self.usage.add(0, output)
+        return True
+
+    def _template(self, output: OmniOutput) -> tuple[Choice | None, list[bytes]]:
+        """The choice that an output of text goes on, and its event in parts; None if an event holds more than that."""
+        if self._counts_each or self.top_logprobs is not None or self._progress is not None:
+            return None, []
+        choice = self.choices.find(0, output)
+        if choice is None or not choice.is_shown:
+            return None, []
+        words = self._words(choice, _PLACE)
+        event = event_of(self._chunk(choice, "text", lambda: words))
+        self._templates[output.stage_id] = made = choice, event.split(_encode(_PLACE))
+        return made
 
     async def events(self, number: int, output: OmniOutput) -> AsyncIterator[bytes]:
         """The events of an output of the request with this number. Raise EngineFailedError."""

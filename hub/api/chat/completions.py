@@ -85,7 +85,7 @@ class ChatCompletions:
     async def _streamed(self, chat: ChatRequest, answer: StreamedAnswer, generation: Generation) -> Response:
         usage = chat.stream_options is not None and chat.stream_options.include_usage
         events = _events(answer, generation, usage=usage, timings=chat.include_timings)
-        return await self._route.streamed(generation, events)
+        return await self._route.streamed(generation, events, answer.take)
 
 
 async def _events(

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect
@@ -41,7 +41,7 @@ from hub.api.generation.resumption import (
 )
 from hub.api.generation.timings import server_timing
 from hub.api.held_headers import headers_latest_s
-from hub.api.protocols import cut_answer
+from hub.api.protocols import cut_answer, piece_writer_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 from omni_discovery.text import MAX_LABEL, is_label
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _Fields = TypeVar("_Fields", bound=RequestFields)
+#: Is given a function that writes bytes and an output, and returns whether it has written that; see GenerationStream.
+Take: TypeAlias = "Callable[[Callable[[bytes], bool], OmniOutput], bool]"
 
 _JSON: Final = "application/json"
 #: nginx's status for a client that closed its connection before the answer.
@@ -196,8 +198,13 @@ class Route:
             came.exchange.charge(sum(1 + len(ask.companions) for ask in asks) - 1)
         return Generation(self.omni, came, fields, asks, progress)
 
-    async def streamed(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> Response:
-        """A streamed answer. Its status is decided by the first output, or, where it is resumed, by the first event."""
+    async def streamed(
+        self, generation: Generation, events: AsyncGenerator[bytes, None], take: Take | None = None
+    ) -> Response:
+        """A streamed answer. Its status is decided by the first output, or, where it is resumed, by the first event.
+
+        ``take``: see GenerationStream.
+        """
         await generation.begin()
         headers, progress, shown = stale_header(self.omni), generation.progress, events
         if progress is not None:
@@ -205,7 +212,7 @@ class Route:
             if progress.is_resumed:
                 self.omni.hub_metrics.resumed.inc()
                 shown = await generation.from_first_event(events)
-        return GenerationStream(generation, shown, "text/event-stream", headers)
+        return GenerationStream(generation, shown, "text/event-stream", headers, take)
 
     def whole(self, body: bytes, received_at_s: float, timings_s: Mapping[str, float]) -> Response:
         """A whole answer with its timings. ``received_at_s``: when its last output came, on ``time.perf_counter``."""
@@ -264,6 +271,7 @@ class Generation:
                 companions=ask.companions,
                 trace_headers=headers,
                 seed=came.repeat.seed_of(number),
+                taker=self._offer if len(asks) == 1 else None,
             )
             for number, (request_id, ask) in enumerate(zip(self._ids, asks, strict=True))
         ]
@@ -275,6 +283,8 @@ class Generation:
         self._request = came.request
         #: Whether the client has closed its connection.
         self.has_left = False
+        #: Is offered each output of a single request that is waited for here, see ``OutputQueue``; None: nobody.
+        self.taker: Callable[[OmniOutput], bool] | None = None
         # It first runs when an output is waited for; AsyncOmni knows the request by then.
         self._watch = asyncio.create_task(self._watch_client(), name="ClientWatch")
 
@@ -354,6 +364,9 @@ class Generation:
         """The answer for the log of a client that has left."""
         return Response(status_code=_CLIENT_LEFT)
 
+    def _offer(self, output: OmniOutput) -> bool:
+        return self.taker is not None and self.taker(output)
+
     async def _merge(self) -> AsyncGenerator[tuple[int, OmniOutput], None]:
         if len(self._outputs) == 1:
             async with aclosing(self._outputs[0]) as outputs:
@@ -384,8 +397,13 @@ class Generation:
 
     async def _watch_client(self) -> None:
         """Abort when the client closes its connection: no stage may work for an answer that is not read."""
-        while (await self._request.receive())["type"] != "http.disconnect":
-            pass
+        try:
+            while (await self._request.receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            # The end, by ``close``. As an error of this task it would lead back here by its traceback, and keep all of
+            # the answer until the collector looks for such rings.
+            return
         self.has_left = True
         try:
             await self._omni.abort(self._ids)
@@ -421,7 +439,11 @@ class CutShortError(OmniError):
 
 
 class GenerationStream(StreamingResponse):
-    """A streamed answer that closes its generation, also if the client leaves before anything was sent."""
+    """A streamed answer that closes its generation, also if the client leaves before anything was sent.
+
+    ``take`` is given a function that sends bytes behind those before, or can't now and returns False, and offered each
+    output that ``content`` waits for: what it takes (True) is not in ``content``.
+    """
 
     def __init__(
         self,
@@ -429,12 +451,17 @@ class GenerationStream(StreamingResponse):
         content: AsyncIterable[bytes],
         media_type: str,
         headers: Mapping[str, str] | None = None,
+        take: Take | None = None,
     ) -> None:
         super().__init__(content, media_type=media_type, headers={"Cache-Control": "no-cache", **(headers or {})})
         self._generation = generation
+        self._take = take
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        take, write = self._take, piece_writer_of(scope)
+        if take is not None and write is not None:
+            self._generation.taker = partial(take, write)
         try:
             await super().__call__(scope, receive, send)
         except CutShortError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -160,7 +159,8 @@ class _Completion:
 
     def shown(self, output: OmniOutput) -> OmniOutput:
         """An output without log probabilities if the client has not asked for them."""
-        return replace(output, logprobs=()) if output.logprobs and self.asked.logprobs is None else output
+        is_asked = self.asked.logprobs is not None
+        return output if is_asked or not output.logprobs else msgspec.structs.replace(output, logprobs=())
 
     def whole(self, texts: Mapping[int, Sequence[OmniOutput]]) -> dict[str, Any]:
         """The body, of the outputs by the numbers of their requests."""
@@ -217,9 +217,9 @@ async def _events(answer: _Completion, generation: Generation) -> AsyncGenerator
 def _not_had(progress: Progress, number: int, output: OmniOutput) -> OmniOutput:
     """An output without what the client has had of it. Raise RetryConflictError."""
     if output.text:
-        output = replace(output, text=progress.pass_text(number, _TEXT, output.text))
+        output = msgspec.structs.replace(output, text=progress.pass_text(number, _TEXT, output.text))
     if output.finish_reason is not None and not progress.pass_whole(number, _END, b"\1"):
-        output = replace(output, finish_reason=None)
+        output = msgspec.structs.replace(output, finish_reason=None)
     return output
 
 

@@ -110,6 +110,8 @@ class EchoArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     modality: Literal["text", "image"] = "text"
     #: Seconds between two words.
     delay_s: Annotated[float, Meta(ge=0)] = 0.0
+    #: Seconds between two steps: the words of all requests are due together, as those of a model. 0: each at its own.
+    step_s: Annotated[float, Meta(ge=0)] = 0.0
     #: How long loading pretends to take.
     load_s: Annotated[float, Meta(ge=0)] = 0.0
     #: Zero bytes that are added to each hand-off, to try large ones.
@@ -187,7 +189,7 @@ class EchoEngine:
         speech = Speech(
             request,
             max_tokens,
-            time.monotonic() + self._args.delay_s,
+            self._next_at_s(time.monotonic()),
             owed=set(request.stream_from),
             dice=Random(request.params.get("seed")) if self._args.random else None,
         )
@@ -258,6 +260,11 @@ class EchoEngine:
             if not speech.owed if waits_for_all else (speech.words or speech.is_whole):
                 yield speech
 
+    def _next_at_s(self, now_s: float) -> float:
+        """When the next word is due of a request that has had one now."""
+        step_s = self._args.step_s
+        return (now_s // step_s + 1) * step_s if step_s else now_s + self._args.delay_s
+
     def _speak(self, speech: Speech, now_s: float) -> EngineOutput:
         args, key = self._args, speech.request.key
         if args.crash_on and args.crash_on in speech.text:
@@ -278,7 +285,7 @@ class EchoEngine:
         word = speech.words.popleft() if speech.words else ""
         token_ids = (token_id(word),) if word else ()
         speech.said += token_ids
-        speech.next_at_s = now_s + args.delay_s
+        speech.next_at_s = self._next_at_s(now_s)
         if speech.words or not speech.is_whole:
             return EngineOutput(key, text=word, token_ids=token_ids, handoff_piece=self._piece(speech, word))
         reason = "stop" if len(speech.said) == speech.word_count else "length"

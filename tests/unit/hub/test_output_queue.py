@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from hub.orchestrator.active import AbortRequest, Ended
-from hub.output_queue import OutputQueue, Watermarks, deliver
+from hub.output_queue import Delivery, OutputQueue, Watermarks
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
@@ -59,24 +59,46 @@ async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() 
 
 
 async def test_an_output_that_a_bug_keeps_from_its_client_ends_that_request_and_no_other() -> None:
-    source: asyncio.Queue[tuple[str, OmniOutput | Ended]] = asyncio.Queue()
     queues = {"bad": OutputQueue(8, 1000), "good": OutputQueue(8, 1000)}
     aborted: list[AbortRequest] = []
 
-    task = asyncio.create_task(deliver(source, queues, aborted.append))
-    try:
-        queues["bad"].put = None  # type: ignore[assignment,method-assign]
-        source.put_nowait(("bad", OmniOutput("bad", 0, "text", text="x")))
-        source.put_nowait(("gone", Ended(RequestError("no"))))
-        source.put_nowait(("good", OmniOutput("good", 0, "text", text="x")))
-        with pytest.raises(RequestError, match="a bug in the hub"):
-            await queues["bad"].get()
-        output = await queues["good"].get()
-        assert output is not None
-        assert output.text == "x"
-        assert [abort.request_id for abort in aborted] == ["bad"]
-    finally:
-        task.cancel()
+    deliver = Delivery(queues, aborted.append).deliver
+    queues["bad"].put = None  # type: ignore[assignment,method-assign]
+    deliver("bad", OmniOutput("bad", 0, "text", text="x"))
+    deliver("gone", Ended(RequestError("no")))
+    deliver("good", OmniOutput("good", 0, "text", text="x"))
+    with pytest.raises(RequestError, match="a bug in the hub"):
+        await queues["bad"].get()
+    output = await queues["good"].get()
+    assert output is not None
+    assert output.text == "x"
+    assert [abort.request_id for abort in aborted] == ["bad"]
+
+
+async def test_an_output_that_is_waited_for_may_be_taken_in_place_of_its_reader() -> None:
+    """1. nobody waits: what comes is queued, and read
+    2. the reader waits: what the taker takes never gets there, and nothing is unread; what it leaves wakes the reader
+    3. the reader is awake, or something is queued: nothing is taken, so nothing overtakes
+    """
+    taken: list[str] = []
+
+    def take(output: OmniOutput) -> bool:
+        if output.text != "left":
+            taken.append(output.text)
+        return output.text != "left"
+
+    queue = OutputQueue(8, 1000, taker=take)
+    queue.put(OmniOutput("r", 0, "text", text="before"))
+    assert await queue.get() == OmniOutput("r", 0, "text", text="before")
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    for text in ("a", "b", "left", "behind"):
+        assert queue.put(OmniOutput("r", 0, "text", text=text))
+    assert taken == ["a", "b"]
+    assert await reader == OmniOutput("r", 0, "text", text="left")
+    assert queue.unread_since_s < inf
+    assert await queue.get() == OmniOutput("r", 0, "text", text="behind")
+    assert queue.unread_since_s == inf
 
 
 async def test_the_oldest_output_says_how_far_behind_a_client_is_and_may_be_dropped() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hub.api.audio.threads import EncoderThreads
 from hub.api.chat.answer import StreamedAnswer, WholeAnswer
@@ -210,3 +212,58 @@ async def test_token_counts_come_with_each_event_where_they_are_asked_for() -> N
     ]
     counts = [json.loads(event.removeprefix(b"data: "))["usage"]["completion_tokens"] for event in events]
     assert counts == [1, 3]
+
+
+#: Outputs of a stream of one request, in any order.
+_OUTPUTS = st.lists(
+    st.one_of(
+        st.builds(
+            said,
+            st.text(max_size=9) | st.just("x" * 5000),
+            token_ids=st.sampled_from([(), (1,), (1, 2)]),
+            replica=st.sampled_from(["0/0", "0/1"]),
+            received_at_s=st.floats(0, 9),
+            replicas=st.sampled_from([(), ("0/2",)]),
+        ),
+        st.builds(OmniOutput, st.just("r"), st.just(1), st.just("text"), text=st.text(max_size=3)),
+        st.sampled_from([drawn(8), heard(SAMPLES), ended(0, "text"), ended(1, "text"), ended(2, "audio"), SUMMARY]),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_OUTPUTS, st.sampled_from([("text",), SPOKEN]), st.booleans(), st.sampled_from([None, 0]))
+async def test_pieces_that_are_written_at_once_are_the_events_that_the_others_are(
+    outputs: list[OmniOutput], modalities: Sequence[str], counts_each: bool, top_logprobs: int | None
+) -> None:
+    """Whatever comes between them: the same bytes, the same counts, the same replicas."""
+    short, long = (
+        answer_of(StreamedAnswer, modalities, counts_each=counts_each, top_logprobs=top_logprobs) for _ in range(2)
+    )
+    short.head, short.exchange.request_id = long.head, long.exchange.request_id
+    sent: list[bytes] = []
+
+    def write(event: bytes) -> bool:
+        sent.append(event)
+        return True
+
+    for output in outputs:
+        if not short.take(write, output):
+            sent += [event async for event in short.events(0, output)]
+    assert sent == [event for output in outputs for event in [each async for each in long.events(0, output)]]
+    assert short.usage.shown() == long.usage.shown()
+    assert (short.exchange.replicas, short.received_at_s) == (long.exchange.replicas, long.received_at_s)
+
+
+async def test_all_pieces_of_text_but_the_first_may_be_written_at_once_unless_the_writer_refuses() -> None:
+    answer = answer_of(StreamedAnswer)
+    sent: list[bytes] = []
+    assert not answer.take(lambda _event: True, said("one"))
+    (first,) = [event async for event in answer.events(0, said("one"))]
+    assert answer.take(lambda event: not sent.append(event), said("two"))  # type: ignore[func-returns-value]
+    assert json.loads(sent[0].removeprefix(b"data: "))["choices"][0]["delta"] == {"content": "two"}
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["delta"] == {"role": "assistant", "content": "one"}
+    before = answer.usage.shown()
+    assert not answer.take(lambda _event: False, said("three", token_ids=(1,)))
+    assert answer.usage.shown() == before

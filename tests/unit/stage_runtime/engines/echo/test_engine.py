@@ -137,12 +137,31 @@ def test_it_fails_as_told() -> None:
         echo.step()
 
 
+def test_the_words_of_all_requests_are_due_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. two requests are added, the second half a step behind the first
+    2. until the next step begins nothing comes; then one word of each, and again with each step
+    """
+    clock = [10.0]
+    monkeypatch.setattr("stage_runtime.engines.echo.engine.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("stage_runtime.engines.echo.engine.time.sleep", lambda _pause_s: None)
+    echo = engine(step_s=0.5)
+    echo.add(ask("one two three", "a"))
+    clock[0] = 10.25
+    echo.add(ask("four five six", "b"))
+    said = []
+    for clock[0] in (10.375, 10.5, 10.75, 11.0, 11.25, 11.5):
+        said += [[output.text for output in echo.step()]]
+    assert said == [[], ["one ", "four "], [], ["two ", "five "], [], ["three", "six"]]
+
+
 def test_arguments_that_it_does_not_know_are_refused() -> None:
     with pytest.raises(ConfigError, match="delays"):
         engine(delays=1)
 
 
-@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": -1}, {"delay_s": -1}, {"load_s": -0.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"capacity": 0}, {"capacity": -1}, {"delay_s": -1}, {"step_s": -1}, {"load_s": -0.5}]
+)
 def test_numbers_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"stage 0: engine_args: .*{next(iter(wrong))}"):
         engine(**wrong)
