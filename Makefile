@@ -32,8 +32,8 @@ chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker
 attack: setup-test ## the attacks of docs/attacks.md on running processes, in minutes, with a table of what became of each
 	@$(BIN)/python -m pytest -p tests.support.attack_table -m attack -q --continue-on-collection-errors tests $(PYTEST_ARGS)
 
-sim: setup-test ## whole clusters on a virtual clock, from seeds: what breaks, shrunk (SEEDS=0:200, SEED=7 for one)
-	@$(BIN)/python -m tests.simulation --jobs $${JOBS:-2} $(if $(SEED),--seed $(SEED),--quiet --seeds $(or $(SEEDS),0:200))
+sim: setup-test ## whole clusters on a virtual clock, from seeds: what breaks, shrunk (SEEDS=0:200, SEED=7 for one, HOURS=1)
+	@$(BIN)/python -m tests.simulation --jobs $${JOBS:-2} $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED),--quiet --seeds $(or $(SEEDS),0:200))
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from tests.simulation.mistakes import MISTAKES
-from tests.simulation.plan import Plan, draw
+from tests.simulation.plan import Plan, draw, stretched
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Result, run_apart
 
@@ -119,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="one seed, such as a failure names")
     parser.add_argument("--seeds", default="0:20", metavar="FROM:TO")
+    parser.add_argument("--hours", type=float, default=0.0, help="stretch each run to so long, by quiet times")
     parser.add_argument("--plan", type=Path, help="a plan as --shrink prints it")
     parser.add_argument("--regressions", action="store_true", help="the plans in tests/simulation/regressions")
     parser.add_argument("--shrink", action="store_true", help="print the smallest plan that breaks the same rule")
@@ -134,6 +135,8 @@ def main() -> int:
     else:
         first, last = map(int, options.seeds.split(":"))
         plans = [draw(seed) for seed in ([options.seed] if options.seed is not None else range(first, last))]
+        if options.hours:
+            plans = [stretched(plan, options.hours * 3600) for plan in plans]
     if options.mistakes is not None:
         return 1 if judge_the_judge(plans, options.mistakes or list(MISTAKES), options.jobs) else 0
     if options.shrink:

@@ -64,6 +64,12 @@ def _pause_replica(scene: Scene) -> None:
         scene.world.pause(scene.replica.process, scene.fault.for_s)
 
 
+def _hold_replica(scene: Scene) -> None:
+    if scene.replica is not None:
+        scene.disturb(scene.supervisor.host, scene.fault.for_s)
+        scene.world.hold(scene.replica.process, scene.fault.for_s)
+
+
 def _pause_hub(scene: Scene) -> None:
     if scene.hub is not None:
         scene.disturb(scene.place.host, scene.fault.for_s)
@@ -181,6 +187,25 @@ def _write_nonsense(scene: Scene) -> None:
     scene.world.after(scene.fault.for_s, lambda: run_now(etcd.delete(key)))
 
 
+def _wipe(scene: Scene) -> None:
+    """Another cluster answers, with nothing in it: an operator has restored an empty one."""
+    scene.world.etcd.wipe()
+
+
+def _revoke_hub(scene: Scene) -> None:
+    world, hub_id = scene.world, f"hub-{scene.fault.hub}"
+    key = keys.hub_control_key(world.namespace, hub_id)
+    scene.disturb(scene.place.host, scene.fault.for_s)
+    run_now(world.etcd.put(key, b'{"revoked": true}'))
+    world.judge.hub_revoked(hub_id)
+
+    def allow() -> None:
+        run_now(world.etcd.delete(key))
+        world.judge.hub_allowed(hub_id)
+
+    world.after(scene.fault.for_s, allow)
+
+
 def _slow_network(scene: Scene) -> None:
     network = scene.world.network
     network.jitter_s += 0.1
@@ -200,6 +225,7 @@ _BREAK: Final[dict[str, Callable[[Scene], None]]] = {
     "kill replica": _kill_replica,
     "kill hub": _kill_hub,
     "pause replica": _pause_replica,
+    "hold replica": _hold_replica,
     "pause hub": _pause_hub,
     "hang engine": _hang_engine,
     "crash engine": _crash_engine,
@@ -219,15 +245,19 @@ _BREAK: Final[dict[str, Callable[[Scene], None]]] = {
     "etcd loses answers": _lose_answers,
     "etcd loses a key": _lose_key,
     "etcd loses a lease": _lose_lease,
+    "etcd wiped": _wipe,
     "nonsense in etcd": _write_nonsense,
+    "revoke hub": _revoke_hub,
     "slow network": _slow_network,
     "clock jumps": _move_clocks,
 }
 
 
 def mend_all(world: World) -> None:
-    """After the last fault: nothing is drained or cordoned any more."""
+    """After the last fault: nothing is drained or cordoned any more, and no engine crashes at its next request."""
     remove_controls(world)
+    for replica in world.live_replicas():
+        replica.engine.crashes = False
     for supervisor in world.supervisors:
         if supervisor.is_left_down:
             supervisor.is_left_down = False

@@ -35,6 +35,7 @@ class SimHub:
             request_timeout_s=60.0,
             max_waiting=plan.max_waiting,
             max_in_flight=plan.max_in_flight,
+            max_queued_outputs=plan.max_queued,
             receipts=0,
         )
         self.omni = AsyncOmni(world.deploy, hub_id, None, config, plan.policy)
@@ -90,7 +91,7 @@ class SimHub:
             "bindings": sum(len(pool.members.in_flight(addr)) for pool in pools for addr in pool.members.entries),
         }
 
-    def shown_replicas(self) -> dict[str, ReplicaInfo]:
+    def shown_replicas(self) -> dict[tuple[int, int], ReplicaInfo]:
         """What this hub believes to be registered, by key."""
         assert self.client is not None
         return dict(self.client.view().replicas)

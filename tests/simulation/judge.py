@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _LATE_S: Final = 1.0
 #: How long the hubs may take to notice that a replica is well again.
 _KNOWN_S: Final = 25.0
+#: How long a replica may take to hear that a hub is revoked: a second, and what a slow network adds.
+_REVOKED_S: Final = 2.0
+#: How long hubs may take to move a request from a replica that does not answer to another one.
+_LONG_S: Final = 20.0
 _SECRET: Final = "xyzzy"
 #: How often in a row a client that keeps to Retry-After may be refused.
 MOST_REFUSED: Final = 6
@@ -55,6 +59,8 @@ class Case:
     summaries: int = 0
     ends: list[str] = field(default_factory=list)
     has_left: bool = False
+    #: The most requests that were open at once while it was.
+    most_open: int = 0
     #: How often this client was refused before, in a row.
     refused: int = 0
     error: OmniError | None = None
@@ -71,6 +77,10 @@ class Judge:
         self.last_deadline_s = 0.0
         #: Replicas whose drain was acknowledged, and when.
         self._acknowledged: dict[SimReplica, float] = {}
+        #: When each hub that is revoked was.
+        self._revoked: dict[str, float] = {}
+        #: Whether nothing keeps what an operator writes from replicas.
+        self._hears_operators = not any("etcd" in fault.kind for fault in world.plan.faults)
         #: When each record was written lately.
         self._written: dict[str, deque[float]] = {}
         self._tasks: dict[Process, int] = {}
@@ -92,7 +102,7 @@ class Judge:
 
     def logged(self, record: logging.LogRecord) -> None:
         event = record.getMessage().split("\n")[0][:300]
-        known = ("engine.died", "replica.engine_dead", "replica.hopeless", "request.poisonous")
+        known = ("engine.died", "replica.engine_dead", "replica.hopeless", "request.poisonous", "hub.revoked")
         if event.startswith(known):
             return
         cause = "" if not record.exc_info else f" {record.exc_info[1]!r}"
@@ -102,6 +112,14 @@ class Judge:
         """Something is done to a host, for so long."""
         until_s = self._world.now_s + for_s
         self._disturbed_until_s[host] = max(self._disturbed_until_s.get(host, 0.0), until_s)
+
+    def hub_revoked(self, hub_id: str) -> None:
+        """An operator has revoked a hub."""
+        self._revoked[hub_id] = self._world.now_s
+
+    def hub_allowed(self, hub_id: str) -> None:
+        """The hub is not revoked any more."""
+        self._revoked.pop(hub_id, None)
 
     def hub_died(self, hub: SimHub) -> None:
         """Its clients see their connections break."""
@@ -115,6 +133,8 @@ class Judge:
         prompt = " ".join(f"{_SECRET}{number}-{word}" for word in range(ask.words))
         case = Case(number, ask, name, prompt, self._world.now_s, hub, is_probe, refused=refused)
         self.open_asks[number] = case
+        for each in self.open_asks.values():
+            each.most_open = max(each.most_open, len(self.open_asks))
         self.last_deadline_s = max(self.last_deadline_s, self._world.now_s + ask.timeout_s)
         self._world.note("asked", name)
         return case
@@ -143,7 +163,9 @@ class Judge:
         if len(case.ends) > 1:
             self.violate("once", f"{case.name} ended {len(case.ends)} times: {case.ends}")
         late_s = world.now_s - case.asked_s - case.ask.timeout_s
-        if late_s > _LATE_S and how in ("ok", "error") and not self._was_disturbed(case.hub, case):
+        # What was there in time, a slow client reads later.
+        reading_s = case.ask.reads_s * (case.ask.words + 2) * len(world.plan.stages)
+        if late_s > _LATE_S + reading_s and how in ("ok", "error") and not self._was_disturbed(case.hub, case):
             self.violate("deadline", f"{case.name} ended {late_s:.1f} s behind its deadline: {how} {error!r}")
         if how == "ok":
             self._check_answer(case)
@@ -166,7 +188,7 @@ class Judge:
 
     def _check_error(self, case: Case, error: OmniError, status: int) -> None:
         if isinstance(error, OverloadedError):
-            if not error.retry_after_s > 0:
+            if not error.retry_after_s:
                 self.violate("retry-after", f"{case.name} is refused without a time to come back")
             is_calm = not self._disturbed_until_s and self._world.plan.offered_load < _CALM_LOAD
             if case.refused == MOST_REFUSED and is_calm:
@@ -178,6 +200,8 @@ class Judge:
         if status == 504:
             if self._had_time(case):
                 self.violate("5xx", f"{case.name} got 504 though nothing was in its way: {error}")
+            elif self._had_room(case):
+                self.violate("5xx", f"{case.name} got 504 though a replica of each stage was free: {error}")
             return
         if case.hub is None or self._was_disturbed(case.hub, case) or self._is_documented(error):
             return
@@ -197,12 +221,25 @@ class Judge:
     def _had_time(self, case: Case) -> bool:
         """Whether a request should have been done in time: slots were free, and nothing was wrong anywhere."""
         plan = self._world.plan
-        if any(until_s > case.asked_s - _KNOWN_S for until_s in self._disturbed_until_s.values()):
+        if case.ask.reads_s or any(until_s > case.asked_s - _KNOWN_S for until_s in self._disturbed_until_s.values()):
             return False
         if any(not self._is_old(each.replica, case) for each in self._world.supervisors):
             return False
         needed_s = case.ask.words * (plan.step_s + plan.wake_s) * len(plan.stages) + 1.0
         return plan.offered_load < _CALM_LOAD / 2 and plan.loss == 0.0 and case.ask.timeout_s > 4 * needed_s
+
+    def _had_room(self, case: Case) -> bool:
+        """Whether a request had a long time, an undisturbed hub, and one such replica of each stage that had room."""
+        plan = self._world.plan
+        # Work that a replica has accepted stays there while that answers heartbeats: engines may be busy for long.
+        held_s = [self._world.began_s + fault.at_s for fault in plan.faults if fault.kind == "hold replica"]
+        if any(case.asked_s <= each_s <= self._world.now_s for each_s in held_s):
+            return False
+        if case.ask.reads_s or plan.loss or case.most_open > plan.capacity or self._was_disturbed(case.hub, case):
+            return False
+        needed_s = case.ask.words * (plan.step_s + plan.wake_s) * len(plan.stages) + 1.0
+        is_long = case.ask.timeout_s > _LONG_S and case.ask.timeout_s - _LONG_S > needed_s
+        return is_long and all(self._was_served(stage, case) for stage in range(len(plan.stages)))
 
     def _was_disturbed(self, hub: SimHub | None, case: Case) -> bool:
         return hub is None or self._disturbed_until_s.get(hub.process.host, -1e9) > case.asked_s - _KNOWN_S
@@ -227,15 +264,17 @@ class Judge:
     def answer_taken(self, hub: SimHub, event: Answered) -> None:
         """A hub has let an answer of a replica in."""
         client, message = event.client, event.message
-        if not client._session.knows_epoch(message.epoch):
+        session: Any = client._session  # type: ignore[attr-defined]
+        if not session.knows_epoch(message.epoch):
             self.violate("epoch", f"{hub.hub_id} took a frame of epoch {message.epoch} from {client.info.name}")
 
     def turn_taken(self, server: SimServer) -> None:
         used, unspent = server.credits
         capacity = server._sessions._state.capacity()
-        # A request of a connection that its hub has given up may still come, when its credit was lent again.
-        if unspent > capacity:
-            self.violate("slots", f"{unspent} slots are lent, {used} in use, of {capacity}")
+        # Credits that are not given back in time are void, and what is sent with them meanwhile comes on top.
+        late = server.unbacked_count if used + unspent > capacity else 0
+        if unspent > capacity or (capacity and used + unspent > capacity + late):
+            self.violate("slots", f"{unspent} slots are lent, {used} in use, {late} beyond those lent, of {capacity}")
 
     def drain_acknowledged(self, replica: SimReplica) -> None:
         """Every hub has said that it sends the replica nothing more."""
@@ -252,6 +291,10 @@ class Judge:
         if acknowledged_s is not None and sent_at_s > acknowledged_s:
             text = f"{hub_id} sent {message.request_id} to {replica.name} behind the acknowledgement of its drain"
             self.violate("drain", text)
+        revoked_s = self._revoked.get(hub_id)
+        if revoked_s is not None and self._hears_operators and self._world.now_s > revoked_s + _REVOKED_S:
+            late_s = self._world.now_s - revoked_s
+            self.violate("revoked", f"{replica.name} took {message.request_id} of {hub_id}, {late_s:.1f} s revoked")
 
     def written(self, key: str, value: bytes) -> None:
         """The registry holds another value of a key."""

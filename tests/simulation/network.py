@@ -146,7 +146,9 @@ class Pipe:
                     self._pass_on(side, other, side.held.popleft())
         for name in ("hub", "router"):
             side, other = self._both(name)
-            is_heard = self._is_passable(other, side) and self._is_passable(side, other) and not other.process.is_paused
+            is_heard = (
+                self._is_passable(other, side) and self._is_passable(side, other) and not other.process.is_stopped
+            )
             has_heartbeats = name == "hub" or self.router.has_heartbeats
             if is_heard or not side.is_open or not has_heartbeats:
                 side.silent = 0
@@ -259,7 +261,7 @@ class SimConnection:
             if host not in world.dead_hosts:
                 world.run_in(self.process, lambda: self._missed(attempt), delay_s=world.network.delay_s())
             return
-        if router.process.is_paused:
+        if router.process.is_stopped:
             return
         pipe = Pipe(world, self, router)
         router.pipe_made(self._identity, pipe)

@@ -1,7 +1,7 @@
 """An etcd of three members: one history with revisions, leases, compaction and leaders, and the client of one process.
 
-The answers of ``EtcdModel`` are those of ``FakeKV``, which passes the contract suite of the registry. ``SimKV`` stands
-in the place of EtcdKV: each call goes over the network to one member, and may be late, lost, or lost on its way back.
+The answers of ``EtcdModel`` are those of ``FakeKV``, which passes the contract suite of the registry. ``SimKV`` is
+EtcdKV without gRPC: each call goes over the network to one member, and may be late, lost, or lost on its way back.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence, Set
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from omni_discovery.errors import CompactedError, RegistryError, RegistryUnavailableError
-from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, Listing, PutEvent, Summary, WatchBatch, WatchEvent
+from omni_discovery.etcd._rpc import rpc
+from omni_discovery.etcd.channel import Outage
+from omni_discovery.etcd.store import EtcdKV
+from omni_discovery.etcd.watch import prefix_end
+from omni_discovery.kv import Held, KeyValue, PutEvent, WatchBatch, WatchEvent
 from omni_discovery.testing import FakeKV
 from tests.simulation.virtual_time import PROCESS, Process
 
@@ -102,6 +107,8 @@ class EtcdModel(FakeKV):
         self.pass_on()
 
     def compact(self) -> None:
+        # Watches have had what was here for them, as far as it reached them.
+        self.pass_on()
         super().compact()
         self._revisions.clear()
 
@@ -110,6 +117,56 @@ class EtcdModel(FakeKV):
         self._revisions.clear()
         for watch in list(self.watches):
             watch.fail(CompactedError("another cluster answers here"))
+
+    def serve(self, name: str, request: Any) -> Any:
+        """Answer one of the requests that EtcdKV sends, by the name of its method."""
+        match name:
+            case "Put":
+                return self._reply(run_now(self.put(request.key.decode(), request.value, request.lease)))
+            case "LeaseGrant":
+                grant = run_now(self.grant(float(request.TTL)))
+                return SimpleNamespace(ID=grant.lease_id, TTL=grant.ttl_s)
+            case "LeaseRevoke":
+                return run_now(self.revoke(request.ID))
+            case "DeleteRange":
+                return self._reply(deleted=int(run_now(self.delete(request.key.decode()))))
+            case "Txn":
+                return self._transact(request)
+        assert name == "Range", name
+        return self._read(request)
+
+    def _reply(self, revision: int = 0, **more: Any) -> SimpleNamespace:
+        return _reply(revision or self._revision, self._cluster_id, **more)
+
+    def _read(self, request: Any) -> Any:
+        """A read of one key, or of all that begin with it; never in pages."""
+        key = request.key.decode()
+        if not request.range_end:
+            item = self._items.get(key)
+            return self._reply(kvs=_shown([] if item is None else [item]))
+        assert request.range_end == prefix_end(request.key), "ranges are prefixes here"
+        items = run_now(self.list(key, keys_only=request.keys_only)).items
+        count = len(items)
+        if request.sort_target == rpc.RangeRequest.MOD:
+            items = tuple(sorted(items, key=lambda item: -item.mod_revision)[: request.limit])
+        return self._reply(kvs=_shown(items), count=count, more=False)
+
+    def _transact(self, request: Any) -> Any:
+        """A write or a delete that has conditions on revisions, and on the lease of another key."""
+        first, *held = request.compare
+        key, then = first.key.decode(), request.success[0]
+        if then.request_delete_range.key:
+            return self._reply(succeeded=run_now(self.delete(key, first.mod_revision)))
+        put = then.request_put
+        owner = Held(held[1].key.decode(), held[1].lease) if held else None
+        # A key that is not there has neither revision.
+        claim = run_now(self.compare_and_put(key, put.value, first.mod_revision, put.lease, held=owner))
+        ranges = SimpleNamespace(kvs=_shown([] if claim.current is None else [claim.current]))
+        return self._reply(succeeded=claim.won, responses=[SimpleNamespace(response_range=ranges)])
+
+    @property
+    def cluster_id(self) -> int:
+        return self._cluster_id
 
     def events_from(self, revision: int) -> list[WatchEvent]:
         return self._history[bisect_left(self._revisions, revision) :]
@@ -125,20 +182,29 @@ class EtcdModel(FakeKV):
             watch.push()
 
     def _wake_watches(self) -> None:
+        keys = set()
         for event in self._history[len(self._revisions) :]:
-            is_put = isinstance(event, PutEvent)
-            self._revisions.append(event.item.mod_revision if is_put else event.mod_revision)
-            if is_put:
+            key, revision = _place_of(event)
+            self._revisions.append(revision)
+            keys.add(key)
+            if isinstance(event, PutEvent):
                 parts = event.item.key.split("/")
                 self.writes[parts[4] if len(parts) > 4 else event.item.key] += 1
                 for listener in self.on_write:
                     listener(event.item.key, event.item.value)
-        self.pass_on()
+        for watch in [watch for watch in self.watches if watch.is_about(keys)]:
+            watch.push()
 
     def _look_for_ended(self) -> None:
         if self.has_leader:
             self._expire()
         self._world.after(_EXPIRY_S, self._look_for_ended)
+
+
+def _place_of(event: WatchEvent) -> tuple[str, int]:
+    """The key of an event, and its revision."""
+    changed = event.item if isinstance(event, PutEvent) else event
+    return changed.key, changed.mod_revision
 
 
 class _Watch:
@@ -153,6 +219,11 @@ class _Watch:
         self.arrived: deque[WatchBatch | RegistryError] = deque()
         self.has_news = asyncio.Event()
 
+    def is_about(self, keys: Set[str]) -> bool:
+        """Whether one of these keys is watched."""
+        name = self._name
+        return any(key.startswith(name) for key in keys) if self._is_prefix else name in keys
+
     def push(self) -> None:
         """Send everything new, as far as the member knows it and reaches the client."""
         model = self._world.etcd
@@ -163,9 +234,7 @@ class _Watch:
             return
         found: dict[int, list[WatchEvent]] = {}
         for event in model.events_from(self._next_revision):
-            is_put = isinstance(event, PutEvent)
-            key = event.item.key if is_put else event.key
-            at = event.item.mod_revision if is_put else event.mod_revision
+            key, at = _place_of(event)
             if key.startswith(self._name) if self._is_prefix else key == self._name:
                 found.setdefault(at, []).append(event)
         self._next_revision = model.revision + 1
@@ -187,106 +256,46 @@ class _Watch:
         world.run_in(self._process, arrive, at_s=self._arrives_s)
 
 
-class SimKV:
-    """The KVStore of one process. ``endpoints`` and the rest are not looked at: there is one cluster."""
+#: In the place of a channel's stubs: what a method of them is called.
+_METHODS: Final = SimpleNamespace(
+    kv=SimpleNamespace(Put="Put", Txn="Txn", DeleteRange="DeleteRange", Range="Range"),
+    lease=SimpleNamespace(LeaseGrant="LeaseGrant", LeaseRevoke="LeaseRevoke"),
+)
 
-    def __init__(self, world: World, try_timeout_s: float = 2.0, call_timeout_s: float = 4.0) -> None:
+
+class SimKV(EtcdKV):
+    """The EtcdKV of one process, with its shipped requests, retries and doubts; below it are the model and network."""
+
+    def __init__(self, world: World, try_timeout_s: float = 2.0, call_timeout_s: float = 6.0) -> None:
         process = PROCESS.get()
         assert process is not None, "a client belongs to a process"
+        self._loop = asyncio.get_running_loop()
         self._try_timeout_s, self._call_timeout_s = try_timeout_s, call_timeout_s
         self._world, self._process = world, process
         self._member = world.chance.randrange(3)
-        self._is_closed = False
-        self.cluster_id = 0
-
-    async def grant(self, ttl_s: float) -> LeaseGrant:
-        return await self._call(lambda model: model.grant(float(max(1, -int(-ttl_s // 1)))))
+        self._outage = Outage(world.etcd.hosts)
+        self._cluster_id = 0
+        self._closed = False
 
     async def keep_alive(self, lease_id: int) -> float:
-        return await self._attempt(lambda model: model.keep_alive(lease_id))
-
-    async def revoke(self, lease_id: int) -> None:
-        await self._call(lambda model: model.revoke(lease_id))
-
-    async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
-        return await self._call(lambda model: model.put(key, value, lease_id), repeatable=False)
-
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
-        return await self._claim(lambda model: model.create(key, value, lease_id), value, lease_id)
-
-    async def compare_and_put(
-        self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
-    ) -> Claim:
-        return await self._claim(
-            lambda model: model.compare_and_put(key, value, mod_revision, lease_id, held=held), value, lease_id
-        )
-
-    async def delete(self, key: str, mod_revision: int = 0) -> bool:
-        return await self._call(lambda model: model.delete(key, mod_revision), repeatable=False)
-
-    async def get(self, key: str) -> KeyValue | None:
-        return await self._call(lambda model: model.get(key))
-
-    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
-        listing = await self._call(lambda model: model.list(prefix, keys_only=keys_only))
-        self.cluster_id = listing.cluster_id
-        return listing
-
-    async def summary(self, prefix: str) -> Summary:
-        return await self._call(lambda model: model.summary(prefix))
-
-    async def list_key(self, key: str) -> Listing:
-        listing = await self._call(lambda model: model.list_key(key))
-        self.cluster_id = listing.cluster_id
-        return listing
-
-    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        return self._watch(prefix, start_revision, is_prefix=True)
-
-    def watch_key(self, key: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        return self._watch(key, start_revision, is_prefix=False)
+        self._check_usable()
+        left_s: float = await self._attempt(lambda model: run_now(model.keep_alive(lease_id)))
+        return left_s
 
     def move_on(self) -> None:
         self._member = (self._member + 1) % 3
 
     async def close(self) -> None:
-        self._is_closed = True
+        self._closed = True
 
-    async def _claim(
-        self, operation: Callable[[EtcdModel], Coroutine[Any, Any, Claim]], value: bytes, lease_id: int
-    ) -> Claim:
-        unsure: list[bool] = []
-        claim = await self._call(operation, unsure=unsure)
-        current = claim.current
-        if any(unsure) and current is not None and not claim.won:
-            is_ours = current.value == value and current.lease_id == lease_id
-            return Claim(is_ours, claim.revision, current)
-        return claim
+    async def _try_once(self, method: Callable[[Any], str], request: Any) -> Any:
+        name = method(_METHODS)
+        answer = await self._attempt(lambda model: model.serve(name, request))
+        self._outage.call_answered()
+        return answer
 
-    async def _call(
-        self,
-        operation: Callable[[EtcdModel], Coroutine[Any, Any, _Result]],
-        *,
-        repeatable: bool = True,
-        unsure: list[bool] | None = None,
-    ) -> _Result:
-        world = self._world
-        until_s, pause_s = world.now_s + self._call_timeout_s, 0.05
-        while True:
-            try:
-                return await self._attempt(operation)
-            except RegistryUnavailableError as error:
-                if unsure is not None:
-                    unsure.append(error.may_have_run)
-                if not (repeatable or not error.may_have_run) or self._is_closed or world.now_s > until_s:
-                    raise
-            await asyncio.sleep(world.chance.random() * pause_s)
-            pause_s = min(0.5, 2 * pause_s)
-
-    async def _attempt(self, operation: Callable[[EtcdModel], Coroutine[Any, Any, _Result]]) -> _Result:
-        """One call to one member, as EtcdKV makes it: past its time-out nobody knows whether it ran."""
-        if self._is_closed:
-            raise RegistryUnavailableError("this connection is closed")
+    async def _attempt(self, operation: Callable[[EtcdModel], Any]) -> Any:
+        """One call to one member: past its time-out nobody knows whether it ran."""
         world, model, member = self._world, self._world.etcd, self._member
         began_s = world.now_s
         await asyncio.sleep(world.network.delay_s())
@@ -296,7 +305,7 @@ class SimKV:
         if not self._is_answered(member):
             return await self._time_out(began_s)
         try:
-            result: Any = run_now(operation(model))
+            result = operation(model)
         except RegistryUnavailableError:
             raise
         except RegistryError as error:
@@ -321,9 +330,8 @@ class SimKV:
         raise RegistryUnavailableError("no answer in time", may_have_run=True)
 
     async def _watch(self, name: str, start_revision: int, *, is_prefix: bool) -> AsyncGenerator[WatchBatch, None]:
+        self._check_usable()
         world, model, member = self._world, self._world.etcd, self._member
-        if self._is_closed:
-            raise RegistryUnavailableError("this connection is closed")
         began_s = world.now_s
         await asyncio.sleep(world.network.delay_s())
         if member in model.down:
@@ -331,6 +339,8 @@ class SimKV:
             raise RegistryUnavailableError("the member refuses connections")
         if not world.kv_reaches(member, self._process, both_ways=True):
             await self._time_out(began_s)
+        if self._cluster_id not in (0, model.cluster_id):
+            raise CompactedError("another etcd answers")
         if model.revision + 1 < start_revision:
             raise CompactedError(f"the store went back to revision {model.revision}")
         watch = _Watch(world, self._process, member, name, start_revision, is_prefix=is_prefix)
@@ -345,7 +355,7 @@ class SimKV:
                         raise what
                     yield what
                 await self._wait_for_news(watch)
-        except RegistryError:
+        except RegistryUnavailableError:
             self.move_on()
             raise
         finally:
@@ -365,6 +375,24 @@ class SimKV:
             else:
                 return
         raise RegistryUnavailableError("the connection is silent")
+
+
+def _reply(revision: int, cluster_id: int, **more: Any) -> SimpleNamespace:
+    """An answer of etcd, as far as EtcdKV reads it."""
+    return SimpleNamespace(header=SimpleNamespace(revision=revision, cluster_id=cluster_id), **more)
+
+
+def _shown(items: Sequence[KeyValue]) -> list[SimpleNamespace]:
+    return [
+        SimpleNamespace(
+            key=item.key.encode(),
+            value=item.value,
+            create_revision=item.create_revision,
+            mod_revision=item.mod_revision,
+            lease=item.lease_id,
+        )
+        for item in items
+    ]
 
 
 def run_now(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -13,10 +15,13 @@ import zmq
 from omni_discovery.clients.stage import OmniCoordClientForStage
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.deploy.trust.bounds import Bounds
+from omni_discovery.wire import Submit
+from omni_discovery.wire.session import Peer
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.connectors.base import OmniConnectorBase
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
-from stage_runtime.engine_loop.jobs import Job, Wake
+from stage_runtime.engine_loop import loop as engine_loop_module
+from stage_runtime.engine_loop.jobs import Job
 from stage_runtime.engine_loop.loop import EngineLoop
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from stage_runtime.engines.base import EngineOutput
@@ -26,6 +31,7 @@ from stage_runtime.replica import replica as replica_module
 from stage_runtime.replica.publisher import StatusPublisher
 from stage_runtime.replica.replica import Replica
 from stage_runtime.server import server as server_module
+from stage_runtime.server.ledger import Ticket
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.supervisor.restarts import LeaveDown, Restarts, StartAgain
 from tests.simulation.network import SimRouter
@@ -36,13 +42,14 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.1
 #: The same of a server without requests, which has only idle sessions to look after.
-_IDLE_TICK_S = 0.25
-_IDLE_TURN_S = 2.0
+_IDLE_TICK_S = 1.0
+_IDLE_TURN_S = 5.0
+_DRAINING_TURN_S = 0.05
 _PUBLISH_S = 0.05
 #: Hand-offs that no hub releases, since it has died, are dropped after this; outside of simulations after 15 minutes.
 HAND_OFFS_KEPT_S = 75.0
 #: While nothing is in flight, the status is looked at so often.
-_IDLE_PUBLISH_S = 0.5
+_IDLE_PUBLISH_S = 1.0
 
 
 def current_world() -> World:
@@ -65,7 +72,7 @@ class SimEngine(EchoEngine):
     def __init__(self, stage: StageConfig) -> None:
         super().__init__(stage)
         self.crashes = False
-        self.is_deterministic = stage.stage_id in current_world().plan.deterministic
+        self.deterministic = stage.stage_id in current_world().plan.deterministic
 
     def step(self) -> list[EngineOutput]:
         if self.crashes:
@@ -129,6 +136,33 @@ def _aside(run: Callable[[], None]) -> None:
     world.loop.call_later(world.network.delay_s() * 2, run)
 
 
+class SimJobs:
+    """In place of the queue between a replica's threads: who takes from it never waits, and hears of what comes."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Job] = deque()
+        self.on_put: Callable[[], None] = lambda: None
+
+    def put(self, job: Job) -> None:
+        self._jobs.append(job)
+        self.on_put()
+
+    def get(self, timeout: float) -> Job:
+        del timeout
+        return self.get_nowait()
+
+    def get_nowait(self) -> Job:
+        if not self._jobs:
+            raise Empty
+        return self._jobs.popleft()
+
+    def empty(self) -> bool:
+        return not self._jobs
+
+    def qsize(self) -> int:
+        return len(self._jobs)
+
+
 class _NoContext:
     """In place of zmq.Context."""
 
@@ -147,16 +181,28 @@ class SimServer(ReplicaServer):
         super().__init__(*args)
         self._world = current_world()
         self._asleep = True
-        for router in (self._input, self._output):
+        #: Requests that came when their connection held no credit, or went on after they had given their slot back.
+        self.unbacked: set[str] = set()
+        for router in self._routers:
             router.on_frame = self._wake
 
     @property
     def frame_sent_at_s(self) -> float:
         """When the frame that is handled now was sent."""
-        return self._input.frame_sent_at_s  # type: ignore[attr-defined]
+        return self._routers[0].frame_sent_at_s
+
+    @property
+    def _routers(self) -> tuple[SimRouter, SimRouter]:
+        return self._input, self._output  # type: ignore[return-value]
 
     def start(self) -> None:
         self._world.loop.call_soon(self._tick)
+
+    @property
+    def unbacked_count(self) -> int:
+        """How many of its requests have a slot that was not lent for them."""
+        self.unbacked.intersection_update(self._sessions.ledger.tickets)
+        return len(self.unbacked)
 
     def _wake(self) -> None:
         if not self.is_due and not self._has_stopped:
@@ -167,10 +213,10 @@ class SimServer(ReplicaServer):
         self.is_due = False
         if self._has_stopped:
             return
-        ready = {router.socket: 1 for router in (self._input, self._output) if router.has_frames}
+        ready: dict[object, int] = {router.socket: 1 for router in self._routers if router.has_frames}
         is_behind = self._take_turn(ready, self._world.now_s)
         self._world.judge.turn_taken(self)
-        if is_behind or self._outcomes or any(router.has_frames for router in (self._input, self._output)):
+        if is_behind or self._outcomes or any(router.has_frames for router in self._routers):
             self._wake()
 
     def _tick(self) -> None:
@@ -220,7 +266,8 @@ class SimReplica(Replica):
         self.up_at_s: float | None = None
         self.acknowledged_at_s: float | None = None
         self._hung_until_s = 0.0
-        self._has_job = asyncio.Event()
+        #: Set while the engine's loop waits for a job.
+        self._waits: asyncio.Future[None] | None = None
         self._is_told = asyncio.Event()
         plan = world.plan
         config = ReplicaConfig(
@@ -236,17 +283,28 @@ class SimReplica(Replica):
             bounds=Bounds(allow=("all",)),
         )
         super().__init__(config, world.deploy)
+        self._loop.jobs.on_put = self._end_wait  # type: ignore[attr-defined]
         self._tap()
 
     def _tap(self) -> None:
         """Let the judge see each request that a hub sends."""
         sessions, judge = self.server._sessions, self._world.judge
-        submit = sessions._submit
+        take, park = sessions._submit, sessions._park
 
-        def tapped(peer: Any, message: Any, now_s: float) -> None:
-            judge.submitted(self, peer.hub_id, message, self.server.frame_sent_at_s)
-            submit(peer, message, now_s)
+        def tapped(peer: Peer, submit: Submit, now_s: float) -> None:
+            judge.submitted(self, peer.hub_id, submit, self.server.frame_sent_at_s)
+            is_backed = sessions._credits.unspent_of(peer.name) > 0
+            take(peer, submit, now_s)
+            ticket = sessions.ledger.current_ticket(peer.hub_id, submit.request_id)
+            if ticket is not None and not is_backed:
+                self.server.unbacked.add(ticket.key)
 
+        def parked(ticket: Ticket, *, is_parked: bool) -> None:
+            if not is_parked:
+                self.server.unbacked.add(ticket.key)
+            park(ticket, is_parked=is_parked)
+
+        sessions._park = parked  # type: ignore[method-assign]
         sessions._submit = tapped  # type: ignore[method-assign]
 
     @property
@@ -306,7 +364,6 @@ class SimReplica(Replica):
             self._is_told.set()
         with contextlib.suppress(BaseException):
             super()._start_drain(timeout_s)
-        self._has_job.set()
 
     def _on_drain(self) -> None:
         # In place of a signal to the main thread.
@@ -316,11 +373,6 @@ class SimReplica(Replica):
         super()._on_acknowledged()
         self.acknowledged_at_s = self._world.now_s
         self._world.judge.drain_acknowledged(self)
-        self._has_job.set()
-
-    def _queue_job(self, job: Job) -> None:
-        super()._queue_job(job)
-        self._has_job.set()
 
     async def live(self) -> int:
         """Everything that the process does; return its exit code."""
@@ -354,23 +406,25 @@ class SimReplica(Replica):
         while self._lifecycle.state in (LifeState.READY, LifeState.DRAINING):
             if self.is_hung:
                 await asyncio.sleep(self._hung_until_s - world.now_s)
-            self._has_job.clear()
-            if self._engine.has_unfinished() or not self._loop.jobs.empty():
-                self._loop.turn()
-            else:
-                self._loop.progress = type(self._loop.progress)(busy=False, at_s=world.now_s)
+            self._loop.turn()
             self._after_turn()
             if self._engine.has_unfinished():
                 await asyncio.sleep(step_s)
             elif self._loop.jobs.empty():
                 is_draining = self._lifecycle.state is LifeState.DRAINING
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.05 if is_draining else _IDLE_TURN_S):
-                        await self._has_job.wait()
-                if self._loop.jobs.empty():
-                    # The loop's own wait for a job ends now and then, too: it looks at its timers.
-                    self._loop.jobs.put(Wake())
+                await self._wait_for_job(_DRAINING_TURN_S if is_draining else _IDLE_TURN_S)
                 await asyncio.sleep(world.turn_delay_s())
+
+    async def _wait_for_job(self, timeout_s: float) -> None:
+        """The queue's own wait, which would stop the world."""
+        self._waits = self._world.loop.create_future()
+        timer = self._world.loop.call_later(timeout_s, self._end_wait)
+        await self._waits
+        timer.cancel()
+
+    def _end_wait(self) -> None:
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
 
     async def _close_in_order(self) -> None:
         """What ``_close_parts`` does, without blocking."""
@@ -424,7 +478,8 @@ class SimSupervisor:
     """Keeps one replica up, by the shipped restart policy."""
 
     def __init__(self, world: World, stage_id: int, index: int, host: str) -> None:
-        self._world, self.stage_id, self.index, self.host = world, stage_id, index, host
+        self.host: str = host
+        self._world, self.stage_id, self.index = world, stage_id, index
         self._restarts = Restarts()
         self._lives = 0
         #: The present process; None between two.
@@ -459,8 +514,11 @@ class SimSupervisor:
         self.replica = None
         served_s = 0.0 if replica.up_at_s is None else self._world.now_s - replica.up_at_s
         match self._restarts.record_end(code, served_s):
-            case LeaveDown():
+            case LeaveDown() if self._world.is_asking:
                 self.is_left_down = True
+            case LeaveDown():
+                # All is being mended: the operator who had it drained starts it.
+                self._world.after(1.0, self.start)
             case StartAgain(delay_s):
                 self._world.after(delay_s, self.start)
 
@@ -508,6 +566,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (replica_module, "create_engine", SimEngine),
         (replica_module, "build_edges", sim_edges),
         (replica_module, "Payloads", partial(Payloads, keep_s=HAND_OFFS_KEPT_S)),
+        (engine_loop_module, "SimpleQueue", SimJobs),
         (replica_module, "EngineLoop", partial(EngineLoop, run_aside=_aside)),
         (replica_module, "model_details", lambda model, engine: {"content": "simulated"}),
     ]

@@ -65,7 +65,7 @@ class HubPlace:
 
     def __init__(self, world: World, index: int) -> None:
         self._world, self.index = world, index
-        self.host = f"10.1.0.{index}"
+        self.host: str = f"10.1.0.{index}"
         self.hub: SimHub | None = None
         self._lives = 0
 
@@ -153,8 +153,14 @@ class World:
     def pause(self, process: Process, for_s: float) -> None:
         """SIGSTOP, and SIGCONT later."""
         if process.is_alive and not process.is_paused:
-            process.is_paused = True
+            process.is_paused = process.is_stopped = True
             self.network.process_paused(process)
+            self.after(for_s, self._go_on, process)
+
+    def hold(self, process: Process, for_s: float) -> None:
+        """Something keeps the interpreter: no Python runs, and ZMQ's own threads answer heartbeats and take frames."""
+        if process.is_alive and not process.is_paused:
+            process.is_paused = True
             self.after(for_s, self._go_on, process)
 
     def _go_on(self, process: Process) -> None:
@@ -178,9 +184,12 @@ class World:
         found = [place.hub for place in self.hub_places]
         return [each for each in found if each is not None and each.process.is_alive]
 
+    def _live(self) -> list[SimHub | SimReplica]:
+        return [*self.live_hubs(), *self.live_replicas()]
+
     def task_counts(self) -> dict[Process, int]:
         """How many tasks each process has."""
-        counts = dict.fromkeys((each.process for each in [*self.live_hubs(), *self.live_replicas()]), 0)
+        counts = dict.fromkeys((each.process for each in self._live()), 0)
         for task in asyncio.all_tasks(self.loop):
             process = getattr(task, "process", None)
             if process in counts:
@@ -245,6 +254,8 @@ class World:
             if supervisor.replica is None or not supervisor.replica.takes_work:
                 return f"replica {supervisor.stage_id}.{supervisor.index} does not run"
         for hub_now in self.live_hubs():
+            if hub_now.omni.is_revoked:
+                return f"{hub_now.hub_id} is revoked"
             for status, count in zip(hub_now.omni.stage_status(), self.plan.stages, strict=True):
                 if status.pickable != count:
                     return f"{hub_now.hub_id} can pick {status.pickable} of {count} replicas of stage {status.stage_id}"
@@ -254,7 +265,7 @@ class World:
         """Nothing is left of any request."""
         if self.judge.open_asks:
             return f"{len(self.judge.open_asks)} requests have not ended"
-        for each in [*self.live_hubs(), *self.live_replicas()]:
+        for each in self._live():
             left = {name: count for name, count in each.leftovers().items() if count}
             if left:
                 return f"{each.process.name} keeps {left}"
@@ -288,6 +299,8 @@ class World:
         try:
             async for output in hub_now.answer(case.prompt, request_id=case.name, timeout_s=ask.timeout_s):
                 judge.shown(case, output)
+                if ask.reads_s and self.is_asking:
+                    await asyncio.sleep(ask.reads_s)
             judge.ended(case, "ok")
         except OmniError as error:
             judge.ended(case, "error", error)
@@ -295,7 +308,7 @@ class World:
                 # A well-behaved client comes back when it was told to.
                 self._numbers += 1
                 again = msgspec.structs.replace(ask, leaves_s=None)
-                delay_s = math.ceil(error.retry_after_s)
+                delay_s = math.ceil(error.retry_after_s or 0.0)
                 self.after(delay_s, self._ask_again, self._numbers, again, case.refused + 1)
         except asyncio.CancelledError:
             judge.ended(case, "left")
