@@ -63,7 +63,9 @@ class ChatCompletions:
             "sound_format": chat.sound_format,
             "top_logprobs": (chat.top_logprobs or 0) if chat.logprobs else None,
         }
-        can_resume = bool(chat.stream) and not chat.logprobs
+        # Ogg draws the number of each stream by chance.
+        is_drawn = chat.sound_format == "opus" and "audio" in self._modalities(chat)
+        can_resume = bool(chat.stream) and not chat.logprobs and not is_drawn
         generation = self._route.generation(came, chat, asks, can_resume=can_resume)
         if not chat.stream:
             return await self._whole(chat, WholeAnswer(*given, **more), generation)

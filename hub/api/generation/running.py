@@ -103,8 +103,8 @@ class Repeat:
         """
         if self._shows_token and not can_resume:
             raise InvalidRequestError(
-                f"{resumption.HEADER}: only a chat or a completion with 'stream': true, and without log probabilities, "
-                "is resumed: leave the header out"
+                f"{resumption.HEADER}: only a chat or a completion with 'stream': true, and without log probabilities "
+                "or opus, is resumed: leave the header out"
             )
         return Progress(self._place) if self._place is not None and can_resume else None
 
@@ -140,8 +140,13 @@ class Route:
         parse: Callable[[bytes], _Fields],
         respond: Callable[[_Fields, Came], Awaitable[Response]],
         content_type: str = _JSON,
+        *,
+        can_repeat: bool = True,
     ) -> Response:
-        """Read a body of this type, check it, and have it answered; an OmniError becomes an answer, too."""
+        """Read a body of this type, check it, and have it answered; an OmniError becomes an answer, too.
+
+        ``can_repeat``: ``respond`` makes a Generation, whose end is that of the request's idempotency key.
+        """
         exchange = exchange_of(request.scope)
         exchange.request_id = f"{self._prefix}-{exchange.request_id}"
         repeat = Repeat()
@@ -154,7 +159,8 @@ class Route:
                 check_model(fields.model, self.model)
                 self.omni.client_bounds.check_asked(fields.timeout, fields.priority)
                 # A form is never the same twice: its boundary is drawn anew each time.
-                repeat = self._repeat(request, exchange, body) if content_type == _JSON else _no_repeat(request)
+                can_repeat = can_repeat and content_type == _JSON
+                repeat = self._repeat(request, exchange, body) if can_repeat else _no_repeat(request)
             return await respond(fields, Came(request, exchange, received_s, repeat))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)

@@ -63,7 +63,8 @@ class Videos:
             self._served()
             return parse_video(content_type, body)
 
-        return await self._route.answer(request, parse, self._make, FORM if is_form else "application/json")
+        expected = FORM if is_form else "application/json"
+        return await self._route.answer(request, parse, self._make, expected, can_repeat=False)
 
     async def _list_all(self, request: Request) -> Response:
         async def listed(jobs: JobService, client: Client) -> Response:
@@ -116,6 +117,7 @@ class Videos:
     async def _make(self, asked: VideoCreate, came: Came) -> Response:
         jobs = self._served()
         with self._omni.rejections.counted():
+            came.repeat.progress(can_resume=False)
             params = video_params(self._deploy, asked)
             for stage in self._deploy.stages:
                 check_taken(asked, stage.stage_id, params[stage.stage_id], self._omni.params_taken(stage.stage_id))

@@ -98,6 +98,14 @@ async def test_the_synchronous_client_waits_for_a_video_that_begins_with_a_pictu
         assert last < 20 < 230 < first
 
 
+async def test_a_repeated_post_makes_another_job_whatever_key_it_has(hub: Served) -> None:
+    """Idempotency keys are of answers, and a job is made by each POST; nor is there anything to resume."""
+    async with httpx.AsyncClient(base_url=hub.address, timeout=30.0) as client:
+        for name, status in (("Idempotency-Key", 200), ("Idempotency-Key", 200), ("x-omni-resume", 400)):
+            answer = await client.post("/v1/videos", json={"prompt": "a cat", "seconds": 1}, headers={name: "new"})
+            assert answer.status_code == status, answer.text
+
+
 async def test_pages_of_the_list_go_on_behind_an_id_in_both_orders(hub: Served) -> None:
     async with hub.client as client:
         ids = [(await client.videos.create(prompt=f"cat {number}")).id for number in range(5)]
