@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from omni_discovery.balancing.base import Member, PoolIndex, index_of
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
-from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, TwoChoicesIndex, no_key, per_capacity, reported_per_weight
+from omni_discovery.balancing.weighted import (
+    KeyedIndex,
+    StrideIndex,
+    TwoChoicesIndex,
+    no_key,
+    per_capacity,
+    reported_per_weight,
+)
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
