@@ -37,7 +37,7 @@ _Limit = tuple[float, float]
 ROOT: Final = Path(__file__).resolve().parents[2]
 _NOTICED, _SURVIVED, _ERROR = 1, 0, 99
 #: What a child may use beyond five times what its tests use without a change: seconds of a processor, and of the clock.
-_LIMIT_S: Final = (3.0, 60.0)
+_LIMIT_S: Final = (3.0, 20.0)
 #: Beyond what its tests use, what importing them uses.
 _IMPORT_S: Final = 10.0
 #: So many calls of a function are followed in one test: statistics call some a million times.

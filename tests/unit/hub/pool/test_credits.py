@@ -114,6 +114,12 @@ def test_where_one_to_avoid_has_the_only_credits_a_pick_waits() -> None:
     assert (core.has_free(), core.has_free({"a"}), core.has_free({"b"})) == (True, False, True)
 
 
+def test_a_success_says_whether_it_ended_an_ejection() -> None:
+    core = core_of("a", "b", "c", gated=False)
+    assert core.succeeded("a", 1.0, 0.0) is False
+    assert core.succeeded("unknown", 1.0, 0.0) is False
+
+
 def test_near_comes_first_and_far_when_near_has_no_slot() -> None:
     core = core_of(labels={"rack": "1", "zone": "x"})
     core.upsert(info("far", 0, labels={"rack": "2", "zone": "x"}), 0.0)

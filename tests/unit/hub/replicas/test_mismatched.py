@@ -12,6 +12,7 @@ import pytest
 from hub.pool.stage_pool import PoolOptions, StagePool
 from hub.pool.versions import Pools, make_pools
 from hub.replicas.membership import Membership
+from hub.replicas.mismatched import MismatchedReplicas
 from hub.replicas.stage_client import StageClient
 from omni_discovery.balancing.policies import RoundRobinBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -139,3 +140,15 @@ def test_records_that_nobody_is_behind_do_not_decide_what_the_others_should_have
     scene.show(*honest)
     scene.show(*honest, *false, silent=range(3))
     assert scene.picked() == {8, 9}
+
+
+@pytest.mark.parametrize(
+    ("info", "may_concern"),
+    [(record(0), False), (record(0, content="c"), True), (record(0, "unknown"), True)],
+)
+def test_a_record_with_content_or_of_an_unknown_version_may_change_who_is_mismatched(
+    info: ReplicaInfo, may_concern: bool
+) -> None:
+    pools = make_pools((0,), RoundRobinBalancer, PoolOptions())
+    compared = MismatchedReplicas(pools, lambda each: each.fingerprint == "known", lambda _: True)
+    assert compared.may_concern(info) is may_concern

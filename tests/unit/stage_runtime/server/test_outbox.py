@@ -242,3 +242,14 @@ def test_an_attachment_counts_towards_the_size() -> None:
     outbox.push_message("a", head(1), b"x" * 900)
     assert outbox.behind == {"a"}
     assert not outbox.push_message("a", head(2), b"x" * 900, request="r")
+
+
+def test_a_hub_that_came_back_for_a_moment_is_absent_only_since_it_went_again() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 10, 1000)
+    outbox.push_message("a", head(1))
+    for at_s, state in ((100.0, SendResult.GONE), (105.0, SendResult.FULL), (108.0, SendResult.GONE)):
+        line.state["a"] = state
+        outbox.retry_all(at_s)
+    assert outbox.unreachable_peers(5.0, 112.0) == []
+    assert outbox.unreachable_peers(5.0, 113.5) == ["a"]
