@@ -129,6 +129,9 @@ class _Judge:
                 if not each.failed and _runs(each.lines.get(path), change)
             )
             limit_s = _limit_of(sum(used_s for used_s, _ in by_time))
+            if not by_time and not change.outermost:
+                # A class of fields alone: any test may make one.
+                by_time = [(each.used_s, position) for position, each in enumerate(traced) if not each.failed]
             chosen = [items[position] for _, position in by_time]
             if not chosen:
                 self.known.outcomes[index] = ("not run", 0)
