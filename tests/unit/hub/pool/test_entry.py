@@ -75,6 +75,7 @@ def test_the_end_of_a_session_takes_the_credit_of_its_bindings() -> None:
 
 def test_the_mean_service_time_is_that_of_all_requests_while_there_are_few() -> None:
     entry = pool_of("a").members.entries["a"]
+    assert (entry.served, entry.mean_service_s) == (0, 0.0)
     for service_s in (2.0, 4.0, 9.0):
         entry.served_in(service_s, 7.0)
     assert entry.mean_service_s == pytest.approx(5.0)

@@ -60,6 +60,7 @@ async def test_a_replica_without_a_session_is_a_trouble_from_its_end_or_three_se
     [
         ({"cordoned": True}, "cordoned"),
         ({"status": ReplicaStatus.DRAINING}, "draining"),
+        ({"status": ReplicaStatus.DRAINING, "phase": "asleep"}, "draining"),
         ({"status": ReplicaStatus.STARTING}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "loading the model"}, "starting (loading the model)"),
         (

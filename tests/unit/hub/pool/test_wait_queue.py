@@ -87,6 +87,7 @@ class Slots:
     starved_slots: int | None = None
 
     def __init__(self) -> None:
+        self.tried: list[str] = []
         #: Slots of an ejected replica; who avoids "the rest" has no other left.
         self.ejected_free_count = 0
         self.free_count = self.pickable_version = 0
@@ -99,6 +100,7 @@ class Slots:
     def pick(
         self, request_id: str, task: Any, affinity_request_id: Any = None, avoid: Any = (), *, may_wait: bool = False
     ) -> Any:
+        self.tried.append(request_id)
         if "the rest" in avoid and self.ejected_free_count:
             self.ejected_free_count -= 1
             return f"{request_id} at an ejected one"
@@ -167,6 +169,7 @@ def test_slots_of_ejected_replicas_go_to_those_that_have_no_other_left_by_priori
     queue.serve()
     served = [each.result for each in (late, first, second, other)]
     assert served == [None, "first at an ejected one", "second at an ejected one", None]
+    assert slots.tried == ["first", "second"]
 
 
 def test_all_wait_for_the_best_while_the_oldest_does_and_the_best_lack_only_credits() -> None:
