@@ -82,10 +82,10 @@ def table(verdicts: Iterable[Verdict]) -> list[str]:
     """A table in Markdown: for each folder, what became of its changes; the share is of those that can be noticed."""
     counts = Counter((str(Path(each.change.path).parent), each.outcome) for each in verdicts)
     folders = [folder for folder in FOLDERS if any(folder == there for there, _ in counts)]
-    rows = [(f"`{folder}`", *(counts[folder, outcome] for outcome in OUTCOMES)) for folder in folders]
-    rows.append(("all", *(sum(counts[folder, outcome] for folder in folders) for outcome in OUTCOMES)))
+    rows = [(f"`{folder}`", [counts[folder, outcome] for outcome in OUTCOMES]) for folder in folders]
+    rows.append(("all", [sum(counts[folder, outcome] for folder in folders) for outcome in OUTCOMES]))
     head = ["| folder | noticed | of those that a test runs | not noticed | change nothing | run by no test |"]
-    return [*head, "|---|---|---|---|---|---|", *(_row(*row) for row in rows)]
+    return [*head, "|---|---|---|---|---|---|", *(_row(name, *numbers) for name, numbers in rows)]
 
 
 OUTCOMES: Final = ("noticed", "survived", "equivalent", "not run")

@@ -20,9 +20,10 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import hypothesis
 import msgspec
@@ -64,10 +65,10 @@ def judge(changes: Sequence[Change], folders: Sequence[str], told: Callable[[Ver
     for index, (outcome, tests) in known.outcomes.items():
         told(Verdict(changes[index], outcome, tests))
     for files, _, limit_s in [*known.at_import.values()][:1]:
-        if _in_child(lambda f=files: _import_and_run(None, f, known.failing), limit_s) != _SURVIVED:
+        if _in_child(partial(_import_and_run, None, files, known.failing), limit_s) != _SURVIVED:
             raise RuntimeError("tests fail where nothing was changed")
     for index, (files, tests, limit_s) in known.at_import.items():
-        code = _in_child(lambda i=index, f=files: _import_and_run(changes[i], f, known.failing), limit_s)
+        code = _in_child(partial(_import_and_run, changes[index], files, known.failing), limit_s)
         told(Verdict(changes[index], "survived" if code == _SURVIVED else "noticed", tests))
     return known.failing
 
@@ -129,9 +130,6 @@ class _Judge:
                 if not each.failed and _runs(each.lines.get(path), change)
             )
             limit_s = _limit_of(sum(used_s for used_s, _ in by_time))
-            if not by_time and not change.outermost:
-                # A class of fields alone: any test may make one.
-                by_time = [(each.used_s, position) for position, each in enumerate(traced) if not each.failed]
             chosen = [items[position] for _, position in by_time]
             if not chosen:
                 self.known.outcomes[index] = ("not run", 0)
@@ -142,7 +140,7 @@ class _Judge:
                 # The files are imported once more, and all of their tests are run.
                 self.known.at_import[index] = (files, len(chosen), _limit_of(_IMPORT_S + sum(e.used_s for e in traced)))
                 continue
-            code = _in_child(lambda s=swaps, c=chosen: _swap_and_run(s, c), limit_s)
+            code = _in_child(partial(_swap_and_run, swaps, chosen), limit_s)
             self.known.outcomes[index] = ("survived" if code == _SURVIVED else "noticed", len(chosen))
         return True
 
@@ -153,9 +151,9 @@ def _limit_of(used_s: float) -> _Limit:
 
 
 def _runs(lines: set[int] | None, change: Change) -> bool:
-    if lines is None:
-        return False
-    return not change.outermost or not lines.isdisjoint(change.lines)
+    if not change.outermost:
+        return True  # a field's default: any test may make use of it, and runs no line of the file
+    return lines is not None and not lines.isdisjoint(change.lines)
 
 
 @dataclass(slots=True)
@@ -171,11 +169,11 @@ def _trace(item: pytest.Item, paths: set[str]) -> _Traced:
     lines: dict[str, set[int]] = defaultdict(set)
     calls: Counter[CodeType] = Counter()
 
-    def in_frame(frame: FrameType, event: str, _: object) -> object:
+    def in_frame(frame: FrameType, event: str, _: object) -> Any:
         lines[frame.f_code.co_filename].add(frame.f_lineno)
         return in_frame
 
-    def entered(frame: FrameType, event: str, _: object) -> object:
+    def entered(frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename not in paths:
             return None
         calls[frame.f_code] += 1
@@ -234,7 +232,7 @@ def _swap_and_run(swaps: list[tuple[FunctionType, CodeType]], items: list[pytest
     return _SURVIVED
 
 
-class _ChangedImport(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class _ChangedImport(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):  # type: ignore[misc]
     """Finds one module, and compiles it with a change made."""
 
     def __init__(self, change: Change) -> None:

@@ -23,6 +23,7 @@ def test_a_story_tells_events_with_stage_attempt_replica_and_what_followed() -> 
     walk.done(0, 3, to=[1])
     walk.accepted(1)
     walk.failed(1, FailureKind.INVALID, "no such size")
+    assert repr(walk.machine).startswith("RequestMachine(r1, finished, ")
     assert lines_of(walk) == [
         "+0.000 Submitted -> Dispatch(0)",
         "+1.000 Sent stage=0 attempt=0 replica=0/0",
