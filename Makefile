@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos attack sim fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos attack sim mutants fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ attack: setup-test ## the attacks of docs/attacks.md on running processes, in mi
 
 sim: setup-test ## whole clusters on a virtual clock, from seeds: what breaks, shrunk (SEEDS=0:200, SEED=7 for one, HOURS=1)
 	@$(BIN)/python -m tests.simulation --jobs $${JOBS:-2} $(if $(HOURS),--hours $(HOURS)) $(if $(SEED),--seed $(SEED),--quiet --seeds $(or $(SEEDS),0:200))
+
+mutants: setup-test ## small changes to the pure cores, one at a time: which of them no unit test notices (COUNT=10, SEED=1)
+	@$(BIN)/python -m tests.mutants --count $(or $(COUNT),10) --seed $(or $(SEED),1)
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \

@@ -133,7 +133,7 @@ class LeastQueueLengthBalancer(LoadBalancer):
         loads = [length / weight if weight > 0 else inf for length, weight in zip(lengths, weights, strict=True)]
         least = min(loads)
         equals = [index for index, load in enumerate(loads) if load == least]
-        return random.choices(equals, [weights[index] or 1.0 for index in equals])[0]
+        return random.choices(equals, [weights[index] for index in equals])[0]
 
     def index(self) -> PoolIndex:
         """See LoadBalancer."""

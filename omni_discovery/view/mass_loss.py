@@ -95,8 +95,6 @@ class MassLossGuard(Generic[_Pool, _Member]):
                     each.is_kept = each.is_kept or regressed or not each.silent
             for each in missing.values():
                 self._set_end(each, fresh=fresh, now_s=now_s)
-            if not missing:
-                del self._missing[pool]
 
     def kept_without_record(
         self, answers: Callable[[_Pool, _Member], bool], now_s: float

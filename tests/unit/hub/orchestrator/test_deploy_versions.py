@@ -185,3 +185,32 @@ def test_a_stage_without_anybody_says_how_many_run_another_version() -> None:
     assert (first.registered, first.pickable) == (1, 0)
     assert "1 run another version" in first.why_absent
     assert new.pools[0].core.members.registered_count == 0
+
+
+def test_the_load_is_that_of_the_most_loaded_stage_and_endless_where_a_stage_has_no_slot() -> None:
+    scene = Scene()
+    assert scene.releases.problem == ""
+    scene.start(scene.first, 0, capacity=4)
+    scene.backlog.update({(0, scene.first.fingerprints[0]): 2, (1, scene.first.fingerprints[1]): 3})
+    assert scene.first.load([0], lambda *key: scene.backlog[key], 2) == 1.0
+    assert scene.first.load([0, 1], lambda *key: scene.backlog[key], 2) == float("inf")
+    scene.start(scene.first, 1, capacity=2)
+    assert scene.first.load([0, 1], lambda *key: scene.backlog[key], 1) == 1.5
+
+
+def test_a_request_does_not_move_to_a_document_without_the_replicas_that_it_needs() -> None:
+    scene = Scene()
+    assert not scene.releases.has_several
+    new = scene.follow(document("a", "b"))
+    assert scene.releases.has_several
+    scene.start(new, 0)
+    assert scene.releases.other_than(scene.first, had=[0], needed=[1]) is None
+
+
+def test_replicas_of_another_version_are_counted_and_not_named_while_the_stage_has_somebody() -> None:
+    scene = Scene()
+    scene.start(scene.first, 0, 1)
+    new = scene.follow(document("b"))
+    scene.start(new, 0)
+    first, _ = scene.releases.status()
+    assert (first.registered, first.pickable, first.why_absent) == (2, 1, "")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
-from hub.pool.credits import CreditRequester
+from hub.pool.credits import CreditRequester, _outweighs
 from hub.pool.entry import BindingEnd
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -112,6 +112,35 @@ def test_where_one_to_avoid_has_the_only_credits_a_pick_waits() -> None:
     assert not core.all_avoided({"a"})
     assert core.all_avoided({"a", "b"})
     assert (core.has_free(), core.has_free({"a"}), core.has_free({"b"})) == (True, False, True)
+
+
+def test_a_success_says_whether_it_ended_an_ejection() -> None:
+    core = core_of("a", "b", "c", gated=False)
+    assert core.succeeded("a", 1.0, 0.0) is False
+    assert core.succeeded("unknown", 1.0, 0.0) is False
+    for number in range(5):
+        core.failed("a", 1.0, "it broke", f"r{number}")
+    assert list(core.outliers.ejected) == ["a"]
+    core.run_timers(1000.0)
+    assert where(core, "probe", "b", "c") == "a"
+    assert core.succeeded("a", 1.0, 1000.0) is True
+    assert core.succeeded("a", 1.0, 1000.0) is False
+
+
+def test_a_heavier_replica_outweighs_one_that_is_not_nearer_and_not_less_loaded() -> None:
+    core = core_of("light", "heavy", gated=False)
+    core.upsert(info("heavy", 1, weight=3.0), 0.0)
+    light, heavy = core.members.entries["light"], core.members.entries["heavy"]
+    for in_flight in (light, heavy):
+        in_flight.report(2, 1)
+    assert _outweighs(heavy, light)
+    assert not _outweighs(light, heavy)
+    light.is_local, heavy.is_local = True, False
+    assert not _outweighs(heavy, light), "it is farther"
+    heavy.is_local = True
+    assert _outweighs(heavy, light)
+    heavy.report(9, 1)
+    assert not _outweighs(heavy, light)
 
 
 def test_near_comes_first_and_far_when_near_has_no_slot() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hub.config import PoolOptions
 from hub.pool.core import Pool
 from hub.pool.entry import Binding, BindingEnd, BindingState
@@ -69,6 +71,15 @@ def test_the_end_of_a_session_takes_the_credit_of_its_bindings() -> None:
     assert not binding.spent_credit
     binding.release(BindingEnd.UNSENT)
     assert pool.members.credits("a") == 0
+
+
+def test_the_mean_service_time_is_that_of_all_requests_while_there_are_few() -> None:
+    entry = pool_of("a").members.entries["a"]
+    assert (entry.served, entry.mean_service_s) == (0, 0.0)
+    for service_s in (2.0, 4.0, 9.0):
+        entry.served_in(service_s, 7.0)
+    assert entry.mean_service_s == pytest.approx(5.0)
+    assert (entry.served, entry.served_at_s) == (3, 7.0)
 
 
 def test_a_debugger_shows_what_matters() -> None:

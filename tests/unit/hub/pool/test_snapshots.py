@@ -147,6 +147,14 @@ def test_a_snapshot_tells_who_was_left_out_and_why() -> None:
     assert (told.chosen, told.chosen_epoch, told.known, told.cut) == ("0/6", 13, 7, 0)
 
 
+def test_a_snapshot_shows_credits_where_they_are_used() -> None:
+    pool = pool_of(2)
+    pool.session_up("tcp://1:1", 1.0, uses_credits=True)
+    assert [each.credits for each in picking(pool.pick("r", {})).candidates] == [None, 0]
+    pool.grant("tcp://1:1", 3)
+    assert [each.credits for each in picking(pool.pick("s", {})).candidates] in ([None, 3], [None, 2])
+
+
 def test_a_request_that_follows_its_parent_is_told_so() -> None:
     pool = pool_of(3)
     parent = pool.pick("parent", {})

@@ -14,6 +14,7 @@ from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
 from hub.pool.stage_pool import PoolOptions, StagePool, StageStatus
+from hub.pool.status import NO_FAILURES
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import StageUnavailableError
@@ -33,11 +34,33 @@ def pool_of(*infos: ReplicaInfo) -> StagePool:
     return pool
 
 
+def test_a_stage_fails_while_its_last_five_requests_did_and_not_long_ago() -> None:
+    streak = NO_FAILURES
+    for number in range(4):
+        streak = streak.extended("AError", float(number))
+    assert streak.describe(4.0) == ""
+    streak = streak.extended("BError", 10.0)
+    assert streak.describe(40.0) == "its last 5 requests failed (AError, BError), the last 30 s ago"
+    assert streak.describe(40.1) == ""
+
+
+async def test_a_replica_without_a_session_is_a_trouble_from_its_end_or_three_seconds_after_its_registration() -> None:
+    """1. a session ends: named at once; 2. none has begun: named after 3 s"""
+    pool = pool_of(UP, UP)
+    begun_s = pool.now()
+    pool.core.session_down("tcp://h:0", begun_s, "it is gone")
+    pool.core.upsert(replace(UP, input_addr="tcp://h:7", replica_id=7), begun_s)
+    troubles = {each.replica_id: each.reason for each in pool.core.troubles(begun_s + 2.9, 1000.0)}
+    assert troubles == {0: "it is gone"}
+    assert {each.replica_id for each in pool.core.troubles(begun_s + 3.1, 1000.0)} == {0, 7}
+
+
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
         ({"cordoned": True}, "cordoned"),
         ({"status": ReplicaStatus.DRAINING}, "draining"),
+        ({"status": ReplicaStatus.DRAINING, "phase": "asleep"}, "draining"),
         ({"status": ReplicaStatus.STARTING}, "starting"),
         ({"status": ReplicaStatus.STARTING, "phase": "loading the model"}, "starting (loading the model)"),
         (

@@ -84,10 +84,12 @@ class Pending:
 class Slots:
     """A pool that has so many free slots at one replica, and nothing else."""
 
-    ejected_free_count = 0
-    starved_slots = None
+    starved_slots: int | None = None
 
     def __init__(self) -> None:
+        self.tried: list[str] = []
+        #: Slots of an ejected replica; who avoids "the rest" has no other left.
+        self.ejected_free_count = 0
         self.free_count = self.pickable_version = 0
         self.unavailable_since_s: float | None = None
 
@@ -98,7 +100,11 @@ class Slots:
     def pick(
         self, request_id: str, task: Any, affinity_request_id: Any = None, avoid: Any = (), *, may_wait: bool = False
     ) -> Any:
-        if not self.free_count or "x" in avoid:
+        self.tried.append(request_id)
+        if "the rest" in avoid and self.ejected_free_count:
+            self.ejected_free_count -= 1
+            return f"{request_id} at an ejected one"
+        if not self.free_count or "x" in avoid or "the rest" in avoid:
             return None
         self.free_count -= 1
         return request_id
@@ -107,7 +113,7 @@ class Slots:
         return "everything" in avoid
 
     def only_ejected_left(self, avoid: Any) -> bool:
-        return False
+        return "the rest" in avoid
 
     def why_absent(self) -> str:
         return "none is registered"
@@ -151,3 +157,32 @@ def test_a_waiter_fails_once_no_replica_was_pickable_for_the_whole_timeout() -> 
     assert queue.time_out(added, 24.0) is None
     assert str(pending.result) == "no UP replica for stage 0 after 10.0s (none is registered)"
     assert queue.time_out(added, 25.0) is None
+
+
+def test_slots_of_ejected_replicas_go_to_those_that_have_no_other_left_by_priority() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    queued_ = [("late", 5, "the rest"), ("first", 0, "the rest"), ("second", 0, "the rest"), ("other", -1, "x")]
+    late, first, second, other = (queued(queue, *each)[0] for each in queued_)
+    slots.ejected_free_count = 2
+    slots.free(0)
+    queue.serve()
+    served = [each.result for each in (late, first, second, other)]
+    assert served == [None, "first at an ejected one", "second at an ejected one", None]
+    assert slots.tried == ["first", "second"]
+
+
+def test_all_wait_for_the_best_while_the_oldest_does_and_the_best_lack_only_credits() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    assert not queue.all_prefer_best
+    slots.starved_slots = 1
+    assert queue.all_prefer_best
+    _, oldest = queued(queue, "r")
+    oldest.prefers_best = True
+    assert queue.all_prefer_best
+    queue.stop_preferring(oldest)
+    assert not queue.all_prefer_best
+    queued(queue, "s", 0, "x")
+    oldest.prefers_best = True
+    assert not queue.all_prefer_best

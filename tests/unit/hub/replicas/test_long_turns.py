@@ -6,7 +6,7 @@ import heapq
 
 import pytest
 
-from hub.replicas.long_turns import LongTurns
+from hub.replicas.long_turns import _FEW_WAITING, _MOST_WAITING, LongTurns
 
 
 @pytest.mark.attack("K3")
@@ -55,3 +55,11 @@ def test_what_events_count_is_bounded() -> None:
         turns.note_handled(1000, 100.0)
     turns.posted += 1_000_000
     assert turns.owed_s(0) == 0.3
+
+
+def test_sockets_wait_from_many_events_on_until_few_are_left() -> None:
+    turns, behind = LongTurns(), []
+    for count in (_MOST_WAITING, _MOST_WAITING + 1, _FEW_WAITING + 1, _FEW_WAITING, _MOST_WAITING):
+        turns.note_waiting(count)
+        behind.append(turns.is_behind)
+    assert behind == [False, True, True, False, False]

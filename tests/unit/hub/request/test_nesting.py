@@ -36,3 +36,12 @@ def test_a_deep_value_among_flat_ones_is_found_and_one_that_holds_itself_ends() 
     endless.append(endless)
     with pytest.raises(InvalidRequestError):
         check_nesting("the input", endless)
+
+
+def test_types_that_only_act_like_lists_and_maps_count_too() -> None:
+    class Own(list[Any]):
+        """A list of a type of its own."""
+
+    check_nesting("the input", nested(MAX_NESTING, Own))
+    with pytest.raises(InvalidRequestError):
+        check_nesting("the input", nested(MAX_NESTING + 1, Own))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from msgspec import UNSET
 
@@ -34,6 +37,12 @@ def test_joined_text_keeps_one_entry_for_each_token() -> None:
     assert [place[0].token_id for place in joined.logprobs] == list(joined.token_ids) == [1, 2]
     assert joined.size_bytes == shown(1).size_bytes + shown(2).size_bytes
     assert joined.size_bytes > 4 * 100
+
+
+@pytest.mark.parametrize("change", [{"data": b"x"}, {"finish_reason": "stop"}, {"segment_end": True}])
+def test_what_holds_more_than_text_is_not_joined(change: dict[str, Any]) -> None:
+    assert shown(1).joined(replace(shown(2), **change)) is None
+    assert replace(shown(1), **change).joined(shown(2)) is None
 
 
 def of_prompt(number: int) -> OmniOutput:

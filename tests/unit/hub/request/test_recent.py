@@ -33,6 +33,12 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     assert repr(recent) == "RecentRequests(1 requests)"
 
 
+def test_failures_alone_are_forgotten_with_the_window_too() -> None:
+    recent = RecentRequests(window_s=60.0)
+    recent.count_failure(0, "EngineFailedError", 0.0)
+    assert recent.failures(71.0, 0.0) == []
+
+
 def test_requests_are_counted_over_the_window_alone() -> None:
     recent = RecentRequests(window_s=60.0)
     for number in range(10_000):

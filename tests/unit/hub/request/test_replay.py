@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub.request.replay import Mark, Replay, Rest, mark_of
+from hub.request.replay import Mark, Replay, Rest, _without, mark_of
 from omni_discovery import wire
 
 WAV = "audio/wav"
@@ -149,3 +149,9 @@ def test_of_large_attachments_little_is_kept_and_read() -> None:
         same = mark.is_of("image/png", bytes(picture))
         picture[place] = 0
         assert same is (0 < place < len(picture) - 1)
+
+
+def test_what_the_client_was_told_of_the_prompt_is_not_told_again() -> None:
+    told = msgspec.structs.replace(chunk(0, "ab", (1, 2)), prompt_token_ids=(7, 8))
+    assert _without(told, 1, 1, is_known=True).prompt_token_ids is msgspec.UNSET
+    assert _without(told, 1, 1, is_known=False).prompt_token_ids == (7, 8)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hub.request import events as ev
-from hub.request.story import MAX_EVENTS
-from omni_discovery.wire import FailureKind
+from hub.request.story import MAX_EVENTS, Story
+from omni_discovery.wire import FailureKind, HandOffPiece
 from tests.support.request_walk import Walk
 
 
@@ -23,6 +23,7 @@ def test_a_story_tells_events_with_stage_attempt_replica_and_what_followed() -> 
     walk.done(0, 3, to=[1])
     walk.accepted(1)
     walk.failed(1, FailureKind.INVALID, "no such size")
+    assert repr(walk.machine).startswith("RequestMachine(r1, finished, ")
     assert lines_of(walk) == [
         "+0.000 Submitted -> Dispatch(0)",
         "+1.000 Sent stage=0 attempt=0 replica=0/0",
@@ -81,3 +82,11 @@ def test_a_debugger_shows_where_a_request_stands() -> None:
         "StageRun(stage 1, WAITING, attempt -1, no replica, next seq 0)])"
     )
     assert repr(walk.machine.state).startswith("RequestState(r1, [StageRun(stage 0, ACCEPTED")
+
+
+def test_of_the_pieces_of_a_hand_off_only_the_first_is_kept() -> None:
+    story = Story()
+    about = {"epoch": 1, "request_id": "r", "attempt": 0, "queue_length": 0}
+    for number in range(3):
+        story.add_message(0.0, 0, HandOffPiece(**about, number=number, payloads=()), [])  # type: ignore[arg-type]
+    assert len(story) == 1

@@ -69,6 +69,16 @@ def test_statement_11_round_robin_stays_in_range_when_the_list_shrinks() -> None
     assert balancer.select(TASK, replicas(0)) == 0
 
 
+def test_round_robin_by_weight_owes_a_newcomer_no_turns_of_before_it_came() -> None:
+    balancer = RoundRobinBalancer()
+    weights = {"a": 1.0, "b": 2.0, "c": 1.0}
+    listed = [replace(replicas(0)[0], input_addr=name, weight=weight) for name, weight in weights.items()]
+    for _ in range(30):
+        balancer.select(TASK, listed[:2])
+    chosen = Counter(balancer.select(TASK, listed) for _ in range(8))
+    assert chosen == {0: 2, 1: 4, 2: 2}
+
+
 def test_statement_12_round_robin_is_fair_to_many_threads() -> None:
     balancer, listed = RoundRobinBalancer(), replicas(0, 0, 0, 0)
     with ThreadPoolExecutor(8) as pool:

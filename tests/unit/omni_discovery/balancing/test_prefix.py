@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.balancing.base import Member
-from omni_discovery.balancing.prefix import PrefixIndex, prefix_hash
+from omni_discovery.balancing.prefix import PrefixIndex, _points, prefix_hash
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 
@@ -162,3 +162,11 @@ def test_without_a_prompt_requests_are_spread_by_their_ids(inputs: Any) -> None:
 
 def test_hashes_are_the_same_in_every_process() -> None:
     assert prefix_hash(task("hello")) == 9652807877895417921
+
+
+def test_a_replica_has_the_same_points_in_hubs_of_every_release() -> None:
+    """Else hubs of two releases would send one conversation to two replicas."""
+    points = list(_points(member(3)))
+    assert (len(points), len(set(points))) == (48, 48)
+    assert points[:2] == [227186995931782430, 17435189811146934715]
+    assert points[-1] == 16131895334640302292

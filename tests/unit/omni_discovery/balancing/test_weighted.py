@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from omni_discovery.balancing.base import Member, PoolIndex, index_of
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
-from omni_discovery.balancing.weighted import KeyedIndex, StrideIndex, no_key, per_capacity, reported_per_weight
+from omni_discovery.balancing.weighted import (
+    KeyedIndex,
+    StrideIndex,
+    TwoChoicesIndex,
+    no_key,
+    per_capacity,
+    reported_per_weight,
+)
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
 TASK: Any = {"request_id": "r"}
@@ -201,6 +208,14 @@ def test_power_of_two_never_takes_the_most_loaded_of_all() -> None:
     index = filled(build_load_balancer_factory("power-of-two")().index(), *members)
     picked = {index.pick(TASK).info.replica_id for _ in range(500)}  # type: ignore[union-attr]
     assert picked == {0, 1, 2, 4}
+
+
+def test_power_of_two_draws_by_weight_also_among_weights_of_one_magnitude() -> None:
+    """Two idle replicas of weights 1 and 1.5: both are drawn each time, and the one drawn first is taken."""
+    index = filled(TwoChoicesIndex(random.Random(7).random), member(0), member(1, weight=1.5))
+    picked = Counter(chosen.info.replica_id for _ in range(4000) if (chosen := index.pick(TASK)) is not None)
+    assert picked.total() == 4000
+    assert 1.35 < picked[1] / picked[0] < 1.65
 
 
 def test_load_counts_for_capacity() -> None:

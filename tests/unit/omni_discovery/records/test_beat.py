@@ -23,6 +23,7 @@ async def test_a_beat_says_what_the_hub_goes_by_at_that_moment() -> None:
     assert written is not None
     assert written.value == b'{"schema":1,"counter":1,"revision":7,"written_at":5.0,"pipeline":"first"}'
     assert beat.is_echo(written.value)
+    assert not beat.is_echo(b"{}")
     await beat.write(2, 8, 6.0)
     written = await kv.get(KEY)
     assert written is not None

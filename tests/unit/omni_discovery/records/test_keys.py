@@ -13,6 +13,11 @@ _names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _numbers = st.integers(0, 999_999_999)
 
 
+def test_the_key_of_another_namespace_is_none_of_ours() -> None:
+    assert keys.parse_key("n", keys.replica_key("m", 0, 1)) is None
+    assert keys.parse_key("n", keys.replica_key("nn", 0, 1)) is None
+
+
 @settings(deadline=None)
 @given(_names, _numbers, _numbers, _names)
 def test_what_is_built_is_read_back(namespace: str, stage_id: int, replica_id: int, hub_id: str) -> None:

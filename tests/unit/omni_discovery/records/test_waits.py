@@ -30,6 +30,13 @@ def test_the_bytes_are_these() -> None:
     assert describe_waits(RECORD) == "the supervisor, process 7 on gpu-1, waits: no pipeline"
 
 
+def test_a_record_with_a_last_word_among_others_is_one_of_a_process_that_has_ended() -> None:
+    refused = WaitEntry(who="a stage", reason="no such model", since=6.0, kind=WaitKind.REFUSED)
+    item = KeyValue(KEY, encode_waits(WaitRecord(host="h", pid=7, waits=[*RECORD.waits, refused])), 1, 1)
+    assert waits_among([item], "n") == []
+    assert len(last_words_among([item], "n")) == 1
+
+
 @pytest.mark.parametrize("value", [b"", b"[]", b"[" * 5000, b'{"host": 1}', b"\xff"])
 def test_what_is_no_record_is_an_error_and_left_out_of_a_list(value: bytes) -> None:
     with pytest.raises(RecordError):

@@ -233,6 +233,14 @@ async def test_a_record_written_over_by_hand_is_restored_under_the_lease(scene: 
     assert (await scene.record())["status"] == "up"
 
 
+async def test_a_record_written_over_under_its_own_lease_is_restored_too(scene: Scene) -> None:
+    await scene.replica()
+    before = await scene.key()
+    await scene.kv.put(before.key, b"nonsense", lease_id=before.lease_id)
+    await scene.clock.advance(1.0)
+    assert (await scene.record())["status"] == "up"
+
+
 async def test_two_that_write_one_key_do_not_chase_each_other(scene: Scene) -> None:
     """Two hubs were given the same id: each restores its record, ever more slowly."""
     await scene.hub()

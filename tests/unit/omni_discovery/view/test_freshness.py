@@ -136,3 +136,22 @@ def test_a_report_that_changed_is_beaten_though_the_watch_is_never_quiet() -> No
     assert freshness.tick(11.5, 1) is None
     freshness.request_beat()
     assert freshness.tick(11.5, 1) == WriteBeat(2)
+
+
+def test_before_a_watch_is_open_there_is_no_echo_to_wait_for() -> None:
+    assert Freshness(echo_timeout_s=3.0).beat_echoed(1.0) is None
+
+
+def test_a_new_watch_waits_for_no_echo_of_a_beat_of_the_last_one() -> None:
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    freshness.watch_opened(12.5, 12.6)
+    assert freshness.beat_echoed(12.7) is None
+    assert freshness.due_s(1) == pytest.approx(13.6)
+
+
+def test_a_watch_is_distrusted_once_for_each_beat_that_is_missed() -> None:
+    freshness = opened()
+    freshness.tick(12.0, 1)
+    assert freshness.tick(15.0, 1) == Distrust(10.0)
+    assert freshness.tick(15.1, 1) == WriteBeat(2)

@@ -7,7 +7,7 @@ from typing import Any
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
-from omni_discovery.view.hub_reports import read_reports
+from omni_discovery.view.hub_reports import SeenTrouble, read_reports
 from omni_discovery.view.table import View
 
 NOW_S = 1_700_000_000.0
@@ -72,3 +72,10 @@ def test_a_moment_of_another_day_has_its_date_and_one_that_is_none_does_no_harm(
 def test_an_ejection_that_is_ignored_says_so() -> None:
     reports = read_reports(view("a"), {"a": beat(trouble("ejected", until=NOW_S, is_picked=True))})
     assert "by hub a, yet picked since too few others are left" in next(reports.lines(NOW_S))
+
+
+def test_a_lost_process_is_named_where_it_is_known() -> None:
+    seen = [SeenTrouble(trouble("lost", since=NOW_S, **fields), ("a",)) for fields in ({"pid": 7, "host": "h"}, {})]
+    known, unknown = (each.describe(NOW_S) for each in seen)
+    assert "(process 7 on h)" in known
+    assert "process" not in unknown

@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+import pytest
+
 from omni_discovery.records.health import ReplicaTrouble, TroubleKind
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.view.recent_events import MOST_EVENTS, RecentEvents, Tone
@@ -89,6 +91,16 @@ def test_a_trouble_is_told_once_as_long_as_it_lasts() -> None:
     events.follow_troubles([], 3.0)
     events.follow_troubles([trouble, ReplicaTrouble(stage_id=0, replica_id=2, kind="of-a-later-release")], 4.0)
     assert [about for about, _ in told(events)] == ["0/1", "0/1", "0/2"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tone"),
+    [(TroubleKind.PROBED, Tone.WARN), (TroubleKind.EJECTED, Tone.BAD), ("of-a-later-release", Tone.BAD)],
+)
+def test_a_replica_on_probation_is_a_warning_and_other_troubles_are_worse(kind: str, tone: Tone) -> None:
+    events = RecentEvents()
+    events.follow_troubles([ReplicaTrouble(stage_id=0, replica_id=1, kind=kind)], 1.0)
+    assert [each.tone for each in events.newest_first()] == [tone]
 
 
 def test_a_bounded_number_is_kept() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, RecordError
 from omni_discovery.kv import DeleteEvent, KeyValue, Listing, PutEvent, WatchBatch, WatchEvent
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
@@ -46,6 +46,17 @@ def ids(infos: tuple[ReplicaInfo, ...]) -> list[tuple[int, int, int]]:
 def test_before_the_first_list_the_view_is_empty_and_has_no_time() -> None:
     view = ReplicaTable(NS).snapshot()
     assert (dict(view.replicas), view.changed_at, view.revision, view.pipeline) == ({}, 0.0, 0, None)
+
+
+def test_a_delta_is_true_if_anything_in_it_is_news() -> None:
+    news: list[dict[str, Any]] = [
+        {"hubs_changed": True},
+        {"revoked_changed": True},
+        {"pipeline_changed": True},
+        {"bad": (RecordError("key", "reason"),)},
+    ]
+    assert not Delta(since_revision=3)
+    assert all(Delta(**each) for each in news)
 
 
 def test_an_empty_first_list_is_news_too() -> None:

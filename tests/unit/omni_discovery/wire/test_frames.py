@@ -231,3 +231,12 @@ def test_the_largest_heads_that_replicas_send_are_read() -> None:
     ref = msgspec.structs.replace(REF, metadata={"inline": chances.randbytes(3 << 20)})
     done = wire.StageDone(**about, seq=0, finish_reason="stop", payloads=(ref,))
     assert wire.decode_from_replica([wire.encode(done)]) == ([done], [])
+
+
+def test_a_batch_may_hold_one_message_and_not_none() -> None:
+    """The version, then msgpack's array of so many."""
+    one = wire.encode(FROM_REPLICA[0])
+    messages, _ = wire.decode_from_replica([one[:1] + b"\x91" + one[1:]])
+    assert messages == [FROM_REPLICA[0]]
+    with pytest.raises(WireError, match="a batch of 0 messages"):
+        wire.decode_from_replica([one[:1] + b"\x90"])

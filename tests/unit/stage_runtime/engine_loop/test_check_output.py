@@ -53,6 +53,8 @@ WRONG: dict[str, Any] = {
     "prompt_token_ids": "abc",
     "prompt_token_ids of none": {"prompt_token_ids": None},
     "prompt_token_ids of strings": {"prompt_token_ids": ("1",)},
+    "error of a list": {"finish_reason": "error", "error": [FailureKind.ENGINE, "x"]},
+    "error of four": {"finish_reason": "error", "error": (FailureKind.ENGINE, "x", 400, "y")},
     "stop_reason": {"finish_reason": "stop", "stop_reason": True},
     "stop_reason below": {"finish_reason": "stop", "stop_reason": -1},
     "stop_reason of bytes": {"finish_reason": "stop", "stop_reason": b"x"},

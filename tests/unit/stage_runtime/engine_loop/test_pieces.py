@@ -56,14 +56,14 @@ class PieceEngine(ScriptedEngine):
 class Bench:
     """One loop of stage 1 between stage 0 and the stages 2 and 3; at most two pieces are on their way to stage 2."""
 
-    def __init__(self, folder: Path, engine: ScriptedEngine) -> None:
+    def __init__(self, folder: Path, engine: ScriptedEngine, window_to_3: int = 0) -> None:
         self.engine, self.folder, self.now_s = engine, folder, 0.0
         config = {"directory": str(folder), "shm_threshold_bytes": 0}
         self.incoming, outgoing = SharedMemoryConnector(config), SharedMemoryConnector(config)
         edges = {
             (0, 1): Edge("shm", self.incoming),
             (1, 2): Edge("shm", outgoing, window=2),
-            (1, 3): Edge("shm", outgoing),
+            (1, 3): Edge("shm", outgoing, window=window_to_3),
         }
         self.said: list[Outcome] = []
         payloads = Payloads(1, edges, lambda: self.now_s)
@@ -174,6 +174,14 @@ def test_what_is_said_and_not_taken_is_said_again_when_a_connection_broke(bench:
     assert numbers(bench.do(WindowUpdate("a", 2, 0, True))) == [0, 1]
     assert numbers(bench.do(WindowUpdate("a", 2, 1, True))) == [1]
     assert bench.do(WindowUpdate("a", 2, 99), WindowUpdate("b", 2, 1), WindowUpdate("a", 7, 1)) == []
+
+
+def test_a_piece_is_said_again_until_every_stage_that_takes_pieces_has_taken_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, PieceEngine(), window_to_3=2)
+    bench.do(Work("a", "hub/a", "a", 0, {"prompt": "hi"}, {}, (), (2, 3), 0.0, 60.0, stream_to=(2, 3)))
+    bench.put_out(piece(0), piece(1))
+    bench.do(WindowUpdate("a", 2, 2))
+    assert numbers(bench.do(WindowUpdate("a", 3, 1, True))) == [1]
 
 
 def test_a_request_that_waits_for_its_pieces_to_be_taken_can_be_aborted_and_runs_out_of_time(bench: Bench) -> None:

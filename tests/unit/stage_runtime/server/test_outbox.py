@@ -187,6 +187,15 @@ def test_absence_is_counted_from_the_first_failure_and_ends_with_a_send() -> Non
     assert outbox.unreachable_peers(10.0, 200.0) == []
 
 
+def test_what_was_sent_on_a_connection_is_forgotten_with_it() -> None:
+    outbox = Outbox(Line().send, 10, 1000)
+    outbox.push_message("a", head(1))
+    outbox.flush_all(5.0)
+    assert outbox.was_sent_since("a", 5.0)
+    outbox.drop_peer("a")
+    assert not outbox.was_sent_since("a", 5.0)
+
+
 def test_a_dropped_hub_is_forgotten() -> None:
     line = Line()
     outbox = Outbox(line.send, 10, 1000)
@@ -226,3 +235,21 @@ def test_whatever_the_line_does_each_hub_gets_its_messages_once_and_in_order(ste
     for name in "ab":
         assert [number for to, numbers in line.sent if to == name for number in numbers] == pushed[name]
     assert outbox.waiting == 0
+
+
+def test_an_attachment_counts_towards_the_size() -> None:
+    outbox = Outbox(Line().send, 10, 1000)
+    outbox.push_message("a", head(1), b"x" * 900)
+    assert outbox.behind == {"a"}
+    assert not outbox.push_message("a", head(2), b"x" * 900, request="r")
+
+
+def test_a_hub_that_came_back_for_a_moment_is_absent_only_since_it_went_again() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 10, 1000)
+    outbox.push_message("a", head(1))
+    for at_s, state in ((100.0, SendResult.GONE), (105.0, SendResult.FULL), (108.0, SendResult.GONE)):
+        line.state["a"] = state
+        outbox.retry_all(at_s)
+    assert outbox.unreachable_peers(5.0, 112.0) == []
+    assert outbox.unreachable_peers(5.0, 113.5) == ["a"]
