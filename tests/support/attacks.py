@@ -241,13 +241,6 @@ ATTACKS: Final = (
     Attack("P4", "another address in a hub's record, when an operator asks --all-hubs", "named; no token goes there"),
     Attack("P5", "thousands of records with other files than the replicas have", "counted the more rarely"),
     Attack(
-        "P30", "a hub sends requests whose input never comes, to all slots of a replica", "they end; others get them"
-    ),
-    Attack("P31", "a hub says that requests have waited long, and spends each slot at once", "each hub gets its turns"),
-    Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
-    Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
-    Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
-    Attack(
         "P20",
         "thousands of wrong elements in a list of a request, to a hub with vLLM's API",
         "given up at the first wrong one; 4096 objects in a body",
@@ -255,10 +248,17 @@ ATTACKS: Final = (
     Attack("P21", "thousands of tokens in logit_bias, for each of many answers", "1024 for all answers together"),
     Attack("P22", "a picture that is two formats at once", "opened as what was checked"),
     Attack("P23", "a byte order mark, or no object, in front of what is checked in a body", "400"),
+    Attack("P24", "a key that is taken back goes on in an open /v1/stream", "ended within a second"),
     Attack(
         "P25", "more tokens allowed, or to stop at, than vLLM's runner on GPUs has room for", "a 400; others are served"
     ),
-    Attack("P24", "a key that is taken back goes on in an open /v1/stream", "ended within a second"),
+    Attack(
+        "P30", "a hub sends requests whose input never comes, to all slots of a replica", "they end; others get them"
+    ),
+    Attack("P31", "a hub says that requests have waited long, and spends each slot at once", "each hub gets its turns"),
+    Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
+    Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
+    Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
 )
 
 #: Rows without a test, and why.

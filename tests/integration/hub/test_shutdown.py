@@ -12,6 +12,8 @@ import pytest
 
 from hub.serve.running_hub import RunningHub
 from omni_discovery.clients import OmniCoordClientForHub
+from omni_discovery.records.keys import hubs_prefix
+from tests.support.hub_fakes import until
 from tests.support.quiet import soon_s
 from tests.support.registry import EtcdServer
 from tests.support.serving import serve_config
@@ -20,7 +22,7 @@ from tests.support.serving import serve_config
 async def test_an_etcd_that_does_not_answer_holds_up_neither_the_loop_nor_the_end_for_long(
     tmp_path: Path, server: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. a hub serves; etcd freezes; 2. the hub stops: it waits a bounded time for etcd, and its loop runs meanwhile"""
+    """1. a hub is registered; etcd freezes; 2. the hub stops: it waits a bounded time for etcd, and its loop runs"""
     closing_took_s = 0.0
     close = OmniCoordClientForHub._close_once
 
@@ -36,6 +38,8 @@ async def test_an_etcd_that_does_not_answer_holds_up_neither_the_loop_nor_the_en
         config = serve_config(tmp_path, server.endpoint, "test", 2.0)
         hub = RunningHub(config, server.endpoint, "http://here", asyncio.Event())
         assert await hub.start(stack) is not None
+        prefix = hubs_prefix(config.namespace)
+        await until(lambda: prefix in server.etcdctl("get", "--prefix", prefix, "--keys-only"))
         server.signal(signal.SIGSTOP)
         most_s, looked_s = 0.0, time.monotonic()
 

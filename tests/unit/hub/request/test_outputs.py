@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from hub.request.outputs import OmniOutput, chunk_outputs, end_output
 from hub.results import ResultBuilder
