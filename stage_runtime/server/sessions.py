@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
@@ -243,21 +243,38 @@ class Sessions:
                 self._to_do += self.calls.accept_call(peer, message, now_s)
 
     def _handle_order(self, peer: Peer, order: Order) -> None:
-        if isinstance(order, wire.Feed) and not self._has_room(peer, order):
-            return
+        if isinstance(order, wire.Feed):
+            counted = self._count_piece(peer, order)
+            if counted is None:
+                return
+            order = counted
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
         if answer is not None:
             self._acknowledge(peer, answer)
 
-    def _has_room(self, peer: Peer, feed: wire.Feed) -> bool:
-        """Whether a piece may wait here for the engine; if not, its request has ended."""
+    def _count_piece(self, peer: Peer, feed: wire.Feed) -> wire.Feed | None:
+        """The piece as the engine is to hear of it; None if its request has ended, since too much waits for engines.
+
+        For one of which the engine has heard, the number is enough: it says again what it has taken. One of a stage of
+        which none are awaited counts for nothing: no engine would ever take it, and the request would look at work.
+        """
         ticket = self.ledger.current_ticket(peer.hub_id, feed.request_id)
-        if ticket is None or ticket.attempt != feed.attempt or self._pieces.add(peer.hub_id, ticket.key, feed):
-            return True
-        told = f"its hub has announced more pieces than can wait here, {MOST_WAITING_BYTES >> 20} MiB for all requests"
-        self._end_early(ticket, FailureKind.OVERLOADED, told)
-        return False
+        if ticket is None or ticket.attempt != feed.attempt:
+            return feed
+        is_awaited = feed.from_stage in ticket.open_streams and not feed.is_last
+        if not is_awaited or self._pieces.is_known(ticket.key, feed):
+            return structs.replace(feed, payload=None)
+        while not self._pieces.add(peer.hub_id, ticket.key, feed):
+            largest = self.ledger.tickets.get(self._pieces.largest_with(peer.hub_id, ticket.key, feed), ticket)
+            mib = MOST_WAITING_BYTES >> 20
+            told = (
+                f"its hub has announced more pieces than can wait here, {mib} MiB for all requests; it has most of them"
+            )
+            self._end_early(largest, FailureKind.OVERLOADED, told)
+            if largest is ticket:
+                return None
+        return feed
 
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session

@@ -24,6 +24,7 @@ from stage_runtime.engine_loop.jobs import (
     OutputChunk,
     Parked,
     Pause,
+    PieceArrived,
     ReleaseHub,
     ReleasePayload,
     RequestFailed,
@@ -625,3 +626,33 @@ def test_a_request_without_a_credit_is_refused_beyond_the_hubs_share_while_anoth
 def test_a_hub_alone_may_queue_requests_without_credits() -> None:
     replica = Replica()
     assert all(isinstance(replica.submit(f"r{n}")[0], wire.Accepted) for n in range(20))
+
+
+def piece_of(request_id: str, number: int, size_bytes: int = 0) -> wire.Feed:
+    ref = wire.PayloadRef(
+        from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"inline": b"x" * size_bytes}
+    )
+    return wire.Feed(epoch=7, request_id=request_id, attempt=0, from_stage=0, number=number, payload=ref)
+
+
+def test_pieces_that_are_announced_again_reach_the_engine_without_their_content() -> None:
+    replica = Replica()
+    replica.submit(stream_from=(0,))
+    for _ in range(2):
+        replica.hears("h", piece_of("r", 0, 100))
+    first, again = (job for job in replica.jobs if isinstance(job, PieceArrived))
+    assert first.payload is not None
+    assert (again.number, again.payload) == (0, None)
+
+
+@pytest.mark.attack("P32")
+def test_where_a_hub_announces_too_much_the_request_ends_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    monkeypatch.setattr(replica.sessions, "_pieces", WaitingPieces(10_000))
+    for request_id, size_bytes in (("large", 7_000), ("small", 1_000)):
+        replica.submit(request_id, stream_from=(0,))
+        replica.hears("h", piece_of(request_id, 0, size_bytes))
+    replica.hears("h", piece_of("small", 1, 3_000))
+    assert failures(replica) == ["large"]
+    arrived = [(job.key.split("/")[1], job.number) for job in replica.jobs if isinstance(job, PieceArrived)]
+    assert arrived == [("large", 0), ("small", 0), ("small", 1)]
