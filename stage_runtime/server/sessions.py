@@ -291,7 +291,8 @@ class Sessions:
         limit = self._state.capacity() + self._config.max_waiting
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
-        if refusal is None and not self._may_take_slot(peer, submit):
+        spends_voided = refusal is None and self._spends_voided(peer, submit, now_s)
+        if refusal is None and not (spends_voided or self._may_take_slot(peer, submit)):
             told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
             refusal = Refusal(FailureKind.OVERLOADED, told)
         if refusal is not None:
@@ -302,7 +303,7 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
-        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit) or spends_voided
         ticket.open_streams.update(submit.stream_from)
         self._acknowledge(
             peer,
@@ -324,6 +325,13 @@ class Sessions:
     def _may_take_slot(self, peer: Peer, submit: wire.Submit) -> bool:
         has_credit = submit.credit and self._credits.unspent_of(peer.name) > 0
         return has_credit or self._credits.has_room_without_credit(peer.name)
+
+    def _spends_voided(self, peer: Peer, submit: wire.Submit, now_s: float) -> bool:
+        """Whether a request was sent with a credit that was lent, and void before the request came."""
+        if submit.credit and self._credits.unspent_of(peer.name):
+            return False
+        is_owed = submit.credit or not self._credits.has_room_without_credit(peer.name)
+        return is_owed and self._credits.use_voided(peer.name, now_s)
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1

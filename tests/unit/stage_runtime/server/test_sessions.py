@@ -628,11 +628,46 @@ def test_a_hub_alone_may_queue_requests_without_credits() -> None:
     assert all(isinstance(replica.submit(f"r{n}")[0], wire.Accepted) for n in range(20))
 
 
+def greet(replica: Replica, hub_id: str, session: int = 1, now_s: float = 0.0) -> None:
+    hello = wire.Hello(hub_id=hub_id, epoch=7, session=session)
+    replica.hears(hub_id, hello, now_s)
+    replica.hears_on_output(hub_id, hello, now_s)
+
+
 def piece_of(request_id: str, number: int, size_bytes: int = 0) -> wire.Feed:
     ref = wire.PayloadRef(
         from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"inline": b"x" * size_bytes}
     )
     return wire.Feed(epoch=7, request_id=request_id, attempt=0, from_stage=0, number=number, payload=ref)
+
+
+def test_what_a_hub_sent_with_credits_that_were_forfeited_meanwhile_is_taken() -> None:
+    """1. h has a credit; 2. it stalls, and does not hear the recall; 3. its request comes when g has the slot.
+
+    What it was not lent is refused, and so is what comes long after.
+    """
+    replica = Replica()
+    greet(replica, "h")
+    replica.submit("r0", credit=True)
+    greet(replica, "g")
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=3), 1.0)
+    pass_time(replica, 1.0, 2.0)
+    (taken, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r1", credit=True), 2.0)
+    assert isinstance(taken, wire.Accepted)
+    (refused, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r2", credit=True), 2.0)
+    assert isinstance(refused, wire.Rejected)
+
+
+@pytest.mark.parametrize("late_s", [9.0, 11.0])
+def test_a_request_that_a_lost_session_brought_too_late_is_taken_for_a_while(late_s: float) -> None:
+    replica = Replica()
+    greet(replica, "h")
+    replica.submit("r0", credit=True)
+    greet(replica, "g")
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=2))
+    greet(replica, "h", session=2)
+    (answer, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r1", credit=True), late_s)
+    assert isinstance(answer, wire.Accepted if late_s < 10 else wire.Rejected)
 
 
 def test_pieces_that_are_announced_again_reach_the_engine_without_their_content() -> None:
