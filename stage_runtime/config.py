@@ -41,8 +41,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: until it has read; where that does not help, those end that take most.
     outbox_messages: int = 8192
     outbox_bytes: int = 256 << 20
-    #: How long in all a request may keep a slot without using it, since it waits for input or for its client, while
-    #: other hubs wait and its own has more than its share. More than hubs let pass between two segments (60 s).
+    #: How long on balance a request may keep a slot without using it, since it waits for input or for its client, and
+    #: nothing is heard of it, while other hubs wait and its own has more than its share; three times as long where it
+    #: has more only since shares are no whole slots. More than hubs let pass between two segments (60 s), and than
+    #: engines that take pieces work on what they have without a word.
     keep_slot_s: float = 90.0
     #: How long the requests of a hub that is unreachable, or reads nothing, go on.
     hub_grace_s: float = 10.0

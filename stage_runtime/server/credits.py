@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from math import ceil, exp, inf
+from math import ceil, exp, floor, inf
 from typing import Final
 
 #: A hub that has not answered a recall for so long loses the recalled credits.
@@ -34,6 +34,8 @@ PASSED_OVER_S: Final = 1.0
 SHARE_MEMORY_S: Final = 3.0
 #: Credits that a doubted hub has left for so long, though it goes on asking, are of no use to anybody.
 UNUSED_AFTER_S: Final = 5.0
+#: Requests sent with credits that were void before they came are taken for so long, one for each such credit.
+VOIDED_MEMORY_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,9 @@ class CreditBook:
         self._recalling: set[str] = set()
         #: Hubs, by id, that said that they wait, and spent nothing; and since when.
         self._doubted: dict[str, float] = {}
+        #: Credits of each hub, by id, that were forfeited or void of late, and until when it may still have sent
+        #: requests with them.
+        self._voided: dict[str, tuple[int, float]] = {}
         #: How many slots each hub has held of late, by id; how many each has held since the last
         #: settling, and when that was.
         self._mean_held: dict[str, float] = {}
@@ -207,9 +212,29 @@ class CreditBook:
         if account is None:
             return
         self._unspent -= account.unspent
+        self._remember_voided(account.hub_id, account.unspent, self._now_s)
         self._wanting.discard(peer)
         self._recalling.discard(peer)
         self._is_settled = False
+
+    def _remember_voided(self, hub_id: str, credits_: int, now_s: float) -> None:
+        if not credits_:
+            return
+        self._voided = {each: (count, until_s) for each, (count, until_s) in self._voided.items() if until_s > now_s}
+        # New sessions without end are no way to more than all slots.
+        most = max(self._capacity, credits_)
+        count = min(self._voided.get(hub_id, (0, 0.0))[0] + credits_, most)
+        self._voided[hub_id] = count, now_s + VOIDED_MEMORY_S
+
+    def use_voided(self, peer: str, now_s: float) -> bool:
+        """Whether a hub may have sent a request with a credit that was lent to it and is void; uses that up."""
+        hub_id = peer.partition("/")[0]
+        count, until_s = self._voided.pop(hub_id, (0, 0.0))
+        if now_s >= until_s or not count:
+            return False
+        if count > 1:
+            self._voided[hub_id] = count - 1, until_s
+        return True
 
     def record_demand(self, peer: str, session: int, waiting: int, oldest_wait_s: float, now_s: float) -> bool:
         """A hub has so many requests waiting for a credit. Return False for another session than its present one."""
@@ -254,6 +279,9 @@ class CreditBook:
         self._is_settled = False
         if account.unanswered:
             account.unanswered -= 1
+            # What a hub gives back late it has sent no request with.
+            for _ in range(min(credits_, self._voided.get(account.hub_id, (0, 0.0))[0])):
+                self.use_voided(peer, self._now_s)
             return True
         left = account.unspent - min(credits_, account.unspent)
         if credits_ < account.recalled:
@@ -268,13 +296,11 @@ class CreditBook:
         """Whether a hub may begin a request that spends no credit: within its share, while other hubs want slots."""
         hub_id = peer.partition("/")[0]
         others = {account.hub_id for account in self._accounts.values()} - {hub_id}
-        if not others:
+        if not others or not self._capacity:
             return True
-        held = self._held_by_hub().get(hub_id, 0)
-        if any(self._accounts[each].hub_id != hub_id for each in self._wanting):
-            names = {hub_id, *(self._accounts[each].hub_id for each in self._wanting), *self._held_since}
-            return held < max(1, self._capacity // len(names))
-        return held < max(1, self._capacity)
+        held, waiting = self._held_by_hub(), self._waiting_hubs() - {hub_id}
+        share = ceil(self._share({hub_id, *held, *waiting})) if waiting else self._capacity
+        return held.get(hub_id, 0) < max(1, share)
 
     def begin_request(self, peer: str, *, credit: bool) -> bool:
         """A request was accepted. Return whether it has spent one of the hub's credits."""
@@ -352,12 +378,35 @@ class CreditBook:
                 held[account.hub_id] += account.unspent
         return held
 
+    def _waiting_hubs(self) -> set[str]:
+        """Those that wait for slots which there are; what hubs that are doubted say is no reason to end requests."""
+        if not self._capacity:
+            return set()
+        return {self._accounts[peer].hub_id for peer in self._wanting} - self._doubted.keys()
+
+    def _share(self, hub_ids: set[str]) -> float:
+        return self._capacity / max(len(hub_ids), 1)
+
     def excess(self) -> dict[str, int]:
-        """The slots, by hub id, that hubs hold beyond their share while another hub waits for slots."""
-        waiting = {self._accounts[peer].hub_id for peer in self._wanting} - self._doubted.keys()
+        """The slots, by hub id, that hubs hold beyond their share while another hub waits for slots.
+
+        Shares are rounded up, and each is at least one slot.
+        """
+        waiting = self._waiting_hubs()
         held = self._held_by_hub() if waiting else {}
-        share = self._capacity / max(len({*held, *waiting}), 1)
-        return {hub: ceil(count - share) for hub, count in held.items() if count > share and waiting - {hub}}
+        share = max(1, ceil(self._share({*held, *waiting})))
+        return {hub: count - share for hub, count in held.items() if count > share and waiting - {hub}}
+
+    def rounding_excess(self) -> dict[str, int]:
+        """The slots that hubs hold beyond their share as it is, while another that waits has not even a whole one.
+
+        With fewer slots than hubs, for example, each slot is one that another hub could have in its turn.
+        """
+        waiting = self._waiting_hubs()
+        held = self._held_by_hub() if waiting else {}
+        share = self._share({*held, *waiting})
+        short = {hub for hub in waiting if held.get(hub, 0) < max(1, floor(share))}
+        return {hub: ceil(count - share) for hub, count in held.items() if count > share and short - {hub}}
 
     def _most_held(self, now_s: float) -> float:
         """The mean of held slots beyond which a hub goes after the others."""
@@ -489,7 +538,9 @@ class CreditBook:
     def _forfeit(self, now_s: float) -> None:
         for peer in [each for each in self._recalling if self._accounts[each].answer_due_s <= now_s]:
             account = self._accounts[peer]
-            self._set_unspent(account, account.unspent - min(account.recalled, account.unspent))
+            forfeited = min(account.recalled, account.unspent)
+            self._set_unspent(account, account.unspent - forfeited)
+            self._remember_voided(account.hub_id, forfeited, now_s)
             account.recalled = 0
             account.unanswered += 1
             self._recalling.discard(peer)

@@ -38,10 +38,14 @@ class Ticket:
     #: The stages of which more pieces will come, and whether the hub's client is behind.
     open_streams: set[int] = field(default_factory=set)
     is_paused: bool = False
-    #: Whether the hub has spent a credit for it.
+    #: Whether the hub has spent a credit for it, be it one that was void when the request came.
     is_covered: bool = False
-    #: For how long it has not used its slot, in seconds, while other hubs waited and its own had more than its share.
+    #: For how long it has not used its slot, in seconds, while other hubs waited and its own had more than its share;
+    #: less what it has used it since.
     kept_s: float = 0.0
+    #: What of that was counted since something happened for it last, and when that was, monotonic seconds.
+    quiet_s: float = 0.0
+    active_at_s: float = 0.0
     #: Output that is held while the hub has not read what was sent before it.
     held: HeldOutput = field(default_factory=HeldOutput)
     #: Whether the engine has parked the request: its slot is then free for others.

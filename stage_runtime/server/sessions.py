@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence, Set
 from typing import Final
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
@@ -164,6 +164,10 @@ _ALL_ATTEMPTS: Final = (1 << 53) - 1
 #: Hub and replica both end a request at its deadline, which the replica counts from when the Submit came. An Abort that
 #: comes this close to it, or in the second half of a shorter time, is taken for the hub's doing so.
 _DEADLINE_SLACK_S: Final = 1.0
+#: An engine may work on what it has taken, and say nothing: a request of which nothing is heard for so long is idle.
+_QUIET_S: Final = 5.0
+#: A request ends after so many times ``keep_slot_s`` that its hub has only beyond its share as that is rounded up.
+_ROUNDING_FACTOR: Final = 3
 
 
 class Sessions:
@@ -243,21 +247,49 @@ class Sessions:
                 self._to_do += self.calls.accept_call(peer, message, now_s)
 
     def _handle_order(self, peer: Peer, order: Order) -> None:
-        if isinstance(order, wire.Feed) and not self._has_room(peer, order):
-            return
+        if isinstance(order, wire.Feed):
+            counted = self._count_piece(peer, order)
+            if counted is None:
+                return
+            order = counted
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
+        if jobs and isinstance(order, wire.Update | wire.Pause):
+            self._note_order(peer, order)
         if answer is not None:
             self._acknowledge(peer, answer)
 
-    def _has_room(self, peer: Peer, feed: wire.Feed) -> bool:
-        """Whether a piece may wait here for the engine; if not, its request has ended."""
+    def _note_order(self, peer: Peer, order: wire.Update | wire.Pause) -> None:
+        ticket = self.ledger.current_ticket(peer.hub_id, order.request_id)
+        if ticket is None or (isinstance(order, wire.Pause) and order.paused):
+            return
+        # What the engine says from now on does not show that it was at work before.
+        ticket.quiet_s = 0.0
+        if isinstance(order, wire.Update):
+            ticket.active_at_s = self._now_s
+
+    def _count_piece(self, peer: Peer, feed: wire.Feed) -> wire.Feed | None:
+        """The piece as the engine is to hear of it; None if its request has ended, since too much waits for engines.
+
+        For one of which the engine has heard, the number is enough: it says again what it has taken. One of a stage of
+        which none are awaited counts for nothing: no engine would ever take it, and the request would look at work.
+        """
         ticket = self.ledger.current_ticket(peer.hub_id, feed.request_id)
-        if ticket is None or ticket.attempt != feed.attempt or self._pieces.add(peer.hub_id, ticket.key, feed):
-            return True
-        told = f"its hub has announced more pieces than can wait here, {MOST_WAITING_BYTES >> 20} MiB for all requests"
-        self._end_early(ticket, FailureKind.OVERLOADED, told)
-        return False
+        if ticket is None or ticket.attempt != feed.attempt:
+            return feed
+        is_awaited = feed.from_stage in ticket.open_streams and not feed.is_last
+        if not is_awaited or self._pieces.is_known(ticket.key, feed):
+            return structs.replace(feed, payload=None)
+        while not self._pieces.add(peer.hub_id, ticket.key, feed):
+            largest = self.ledger.tickets.get(self._pieces.largest_with(peer.hub_id, ticket.key, feed), ticket)
+            mib = MOST_WAITING_BYTES >> 20
+            told = (
+                f"its hub has announced more pieces than can wait here, {mib} MiB for all requests; it has most of them"
+            )
+            self._end_early(largest, FailureKind.OVERLOADED, told)
+            if largest is ticket:
+                return None
+        return feed
 
     def _take_credits(self, peer: Peer, message: wire.WantCredits | wire.ReturnCredits, now_s: float) -> None:
         name, session = peer.name, message.session
@@ -274,7 +306,8 @@ class Sessions:
         limit = self._state.capacity() + self._config.max_waiting
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
-        if refusal is None and not self._may_take_slot(peer, submit):
+        spends_voided = refusal is None and self._spends_voided(peer, submit, now_s)
+        if refusal is None and not (spends_voided or self._may_take_slot(peer, submit)):
             told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
             refusal = Refusal(FailureKind.OVERLOADED, told)
         if refusal is not None:
@@ -285,7 +318,8 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
-        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit)
+        ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit) or spends_voided
+        ticket.active_at_s = now_s
         ticket.open_streams.update(submit.stream_from)
         self._acknowledge(
             peer,
@@ -307,6 +341,13 @@ class Sessions:
     def _may_take_slot(self, peer: Peer, submit: wire.Submit) -> bool:
         has_credit = submit.credit and self._credits.unspent_of(peer.name) > 0
         return has_credit or self._credits.has_room_without_credit(peer.name)
+
+    def _spends_voided(self, peer: Peer, submit: wire.Submit, now_s: float) -> bool:
+        """Whether a request was sent with a credit that was lent, and void before the request came."""
+        if submit.credit and self._credits.unspent_of(peer.name):
+            return False
+        is_owed = submit.credit or not self._credits.has_room_without_credit(peer.name)
+        return is_owed and self._credits.use_voided(peer.name, now_s)
 
     def _reject(self, peer: Peer, submit: wire.Submit, refusal: Refusal) -> None:
         self._counters[f"rejected_{refusal.kind}"] += 1
@@ -358,6 +399,7 @@ class Sessions:
     def _park(self, ticket: Ticket, *, is_parked: bool) -> None:
         # The slot of a request is free while the engine has parked it.
         self.ledger.park(ticket, is_parked=is_parked)
+        ticket.active_at_s, ticket.quiet_s = self._now_s, 0.0
         if not is_parked:
             self._credits.begin_request(ticket.peer.name, credit=False)
             return
@@ -371,6 +413,12 @@ class Sessions:
             self._give_up(peer, _READS_NOTHING)
 
     def _report(self, ticket: Ticket, outcome: Report) -> None:
+        if ticket.quiet_s:
+            if isinstance(outcome, (OutputChunk, HandedPiece)):
+                # The engine was at work, and had nothing to say.
+                ticket.kept_s = max(0.0, ticket.kept_s - ticket.quiet_s)
+            ticket.quiet_s = 0.0
+        ticket.active_at_s = self._now_s
         name, blocked = ticket.peer.name, self._replies.blocked
         if name in self._replies.behind and name not in blocked:
             # The engine has said much at once. What can't be sent now shows that the hub does not read.
@@ -526,28 +574,50 @@ class Sessions:
         if now_s < self._next_probe_s:
             return
         self._next_probe_s = now_s + _PROBE_INTERVAL_S
-        self._end_kept()
+        self._end_kept(now_s)
         waiting = {ticket.peer.name: ticket.peer for ticket in self.ledger.tickets.values()}
         for name, peer in (waiting | self.handshake.probed_peers()).items():
             if not (self._replies.has_waiting(name) or self._replies.was_sent_since(name, now_s - _SILENT_S)):
                 self.handshake.probe(peer)
 
-    def _end_kept(self) -> None:
+    def _end_kept(self, now_s: float) -> None:
         """End requests that have long kept slots unused, of hubs with more than their share, while others wait."""
-        for hub_id, excess in self._credits.excess().items():
-            mine = [each for each in self.ledger.tickets.values() if each.peer.hub_id == hub_id and not each.is_parked]
-            is_queue = len(mine) > self._state.capacity()
-            keeping = [each for each in mine if self._keeps(each) or (is_queue and not each.is_covered)]
-            for ticket in keeping:
-                ticket.kept_s += _PROBE_INTERVAL_S
-            limit_s = self._config.keep_slot_s
-            late = sorted((each for each in keeping if each.kept_s >= limit_s), key=lambda each: -each.kept_s)
-            for ticket in late[:excess]:
-                told = f"it kept a slot unused for {limit_s:g} s, beyond the share of its hub, while other hubs waited"
+        excess, rounding_excess = self._credits.excess(), self._credits.rounding_excess()
+        keeping = self._count_kept(excess.keys() | rounding_excess.keys(), now_s)
+        limit_s = self._config.keep_slot_s
+        for hub_id, tickets in keeping.items():
+            late = sorted((each for each in tickets if each.kept_s >= limit_s), key=lambda each: -each.kept_s)
+            longest = sum(each.kept_s >= limit_s * _ROUNDING_FACTOR for each in late)
+            for ticket in late[: max(excess.get(hub_id, 0), min(rounding_excess.get(hub_id, 0), longest))]:
+                told = (
+                    f"it kept a slot unused for {ticket.kept_s:.0f} s in all, where other hubs waited for their share"
+                )
                 self._end_early(ticket, FailureKind.OVERLOADED, told)
 
-    def _keeps(self, ticket: Ticket) -> bool:
-        """Whether a request waits for input, or for its client, and the engine can do nothing for it."""
+    def _count_kept(self, contested: Set[str], now_s: float) -> dict[str, list[Ticket]]:
+        """Count for how long requests of these hubs keep slots unused; return those that do so now.
+
+        Requests of all hubs pay for that by the time for which they are at work.
+        """
+        capacity, requests = self._state.capacity(), Counter[str]()
+        keeping: defaultdict[str, list[Ticket]] = defaultdict(list)
+        for ticket in self.ledger.tickets.values():
+            if ticket.is_parked:
+                continue
+            hub_id = ticket.peer.hub_id
+            requests[hub_id] += 1
+            # What a hub has here beyond all slots takes others' turns in the engine's queue.
+            is_queued = requests[hub_id] > capacity and not ticket.is_covered
+            if not (is_queued or self._waits_for_input(ticket)) or now_s - ticket.active_at_s < _QUIET_S:
+                ticket.kept_s = max(0.0, ticket.kept_s - _PROBE_INTERVAL_S)
+            elif hub_id in contested:
+                ticket.kept_s += _PROBE_INTERVAL_S
+                ticket.quiet_s += _PROBE_INTERVAL_S
+                keeping[hub_id].append(ticket)
+        return keeping
+
+    def _waits_for_input(self, ticket: Ticket) -> bool:
+        """Whether a request waits for input, or for its client, so that the engine may have nothing to do for it."""
         lacks_pieces = bool(ticket.open_streams) and not self._pieces.has_any(ticket.key)
         return ticket.is_idle or ticket.is_paused or lacks_pieces
 

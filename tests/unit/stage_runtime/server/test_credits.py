@@ -531,3 +531,87 @@ def test_hubs_within_their_share_are_served_by_the_age_of_their_requests() -> No
     busy.end_request("c")
     granted = [action.peer for action in busy.lend_and_recall(20.0) if isinstance(action, GrantCredits)]
     assert granted == ["b"]
+
+
+def held_book(capacity: int, waits: str, **held: int) -> CreditBook:
+    """A book whose hubs run so many requests, all without credits, while one of them waits for a slot."""
+    made = CreditBook(recall_timeout_s=0.5)
+    made.set_capacity(capacity)
+    for peer, count in held.items():
+        made.open_account(peer, 1)
+        for _ in range(count):
+            made.begin_request(peer, credit=False)
+    made.lend_and_recall(0.0)
+    made.record_demand(waits, 1, 1, 0.0, 1.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("capacity", "held", "waits", "excess", "rounding"),
+    [
+        (2, {"a": 2, "b": 0}, "b", {"a": 1}, {"a": 1}),
+        (5, {"a": 4, "b": 1}, "b", {"a": 1}, {"a": 2}),
+        # Nobody has more than a share, rounded up; but another hub has not got its own.
+        (1, {"a": 1, "b": 0}, "b", {}, {"a": 1}),
+        (2, {"a": 1, "b": 1, "c": 0}, "c", {}, {"a": 1, "b": 1}),
+        (4, {"a": 2, "b": 2, "c": 0}, "c", {}, {"a": 1, "b": 1}),
+        (5, {"a": 3, "b": 2}, "b", {}, {}),
+        (5, {"a": 3, "b": 2}, "a", {}, {}),
+        (2, {"a": 2, "b": 0}, "a", {}, {}),
+    ],
+)
+def test_a_hub_is_beyond_its_share_by_whole_slots(
+    capacity: int, held: dict[str, int], waits: str, excess: dict[str, int], rounding: dict[str, int]
+) -> None:
+    one = held_book(capacity, waits, **held)
+    assert (one.excess(), one.rounding_excess()) == (excess, rounding)
+
+
+def test_while_there_are_no_slots_to_share_nobody_has_too_many() -> None:
+    """A replica that drains or sleeps lends nothing: to end requests would help nobody."""
+    one = held_book(2, "b", a=2, b=0)
+    one.set_capacity(0)
+    assert (one.excess(), one.rounding_excess(), one.has_room_without_credit("a")) == ({}, {}, True)
+
+
+def test_who_is_within_its_share_has_room_for_what_fills_it() -> None:
+    """Five slots for two hubs are three for each: that many may begin, and one more is beyond them."""
+    one = held_book(5, "b", a=2, b=3)
+    assert one.has_room_without_credit("a")
+    one.begin_request("a", credit=False)
+    assert (one.excess(), one.has_room_without_credit("a")) == ({}, False)
+    one.begin_request("a", credit=False)
+    assert one.excess() == {"a": 1}
+
+
+def test_credits_that_were_forfeited_are_good_for_a_request_each_for_a_while() -> None:
+    one = book(4, "a", "b")
+    one.record_demand("b", 1, 3, 0.0, now_s=1.0)
+    one.lend_and_recall(1.0)
+    assert not one.use_voided("a", 1.4)
+    one.lend_and_recall(1.5)
+    assert [one.use_voided("a", 11.4) for _ in range(2)] == [True, True]
+    assert not one.use_voided("b", 2.0)
+    assert not one.use_voided("a", 11.5)
+
+
+def test_forfeited_credits_that_come_back_late_are_good_for_nothing() -> None:
+    one = book(4, "a", "b")
+    one.record_demand("b", 1, 3, 0.0, now_s=1.0)
+    one.lend_and_recall(1.0)
+    one.lend_and_recall(1.5)
+    one.take_back("a", 1, 2)
+    assert [one.use_voided("a", 2.0) for _ in range(2)] == [True, False]
+
+
+def test_credits_of_a_lost_session_are_good_for_a_request_each_however_many_sessions_there_were() -> None:
+    """1. a's connection breaks with 3 of 4 credits unspent; 2. its sessions break without end: 4 are good at most"""
+    one = book(4, "a")
+    one.begin_request("a", credit=True)
+    one.open_account("a", 2)
+    assert [one.use_voided("a", 1.0) for _ in range(4)] == [True, True, True, False]
+    one.end_request("a")
+    for session in range(3, 9):
+        one.lend_and_recall(2.0)
+        one.open_account("a", session)
+    assert [one.use_voided("a", 3.0) for _ in range(5)] == [True, True, True, True, False]

@@ -24,6 +24,7 @@ from stage_runtime.engine_loop.jobs import (
     OutputChunk,
     Parked,
     Pause,
+    PieceArrived,
     ReleaseHub,
     ReleasePayload,
     RequestFailed,
@@ -625,3 +626,186 @@ def test_a_request_without_a_credit_is_refused_beyond_the_hubs_share_while_anoth
 def test_a_hub_alone_may_queue_requests_without_credits() -> None:
     replica = Replica()
     assert all(isinstance(replica.submit(f"r{n}")[0], wire.Accepted) for n in range(20))
+
+
+def greet(replica: Replica, hub_id: str, session: int = 1, now_s: float = 0.0) -> None:
+    hello = wire.Hello(hub_id=hub_id, epoch=7, session=session)
+    replica.hears(hub_id, hello, now_s)
+    replica.hears_on_output(hub_id, hello, now_s)
+
+
+def piece_of(request_id: str, number: int, size_bytes: int = 0) -> wire.Feed:
+    ref = wire.PayloadRef(
+        from_stage=0, to_stage=1, key="k", connector="c", size_bytes=0, metadata={"inline": b"x" * size_bytes}
+    )
+    return wire.Feed(epoch=7, request_id=request_id, attempt=0, from_stage=0, number=number, payload=ref)
+
+
+@pytest.mark.parametrize("every_s", [1, 8])
+def test_a_request_is_at_work_whose_engine_takes_each_piece_as_it_comes(every_s: int) -> None:
+    """The engine says at once that it has a piece, and works on it until the next comes: no piece waits."""
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, stream_from=(0,))
+    for number in range(200 // every_s):
+        now_s = 1.0 + number * every_s
+        for work in replica.works():
+            replica.hears("h", piece_of(work.request_id, number), now_s)
+            replica.delivers(TookPiece(work.key, 0, number), now_s=now_s)
+        pass_time(replica, now_s, now_s + every_s)
+    assert failures(replica) == []
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_an_output_shows_that_its_request_was_at_work_before(is_paused: bool) -> None:
+    """The engine says something every 12 s, on pieces that it took together, or though its hub asked it to pause."""
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, stream_from=() if is_paused else (0,))
+    for work in replica.works():
+        if is_paused:
+            replica.hears("h", wire.Pause(epoch=7, request_id=work.request_id, attempt=0, paused=True))
+    for turn in range(20):
+        replica.delivers(*(OutputChunk(work.key, "text", text="a") for work in replica.works()), now_s=turn * 12.0)
+        pass_time(replica, turn * 12.0, turn * 12.0 + 12.0)
+    assert failures(replica) == []
+
+
+@pytest.mark.attack("P30")
+def test_a_piece_now_and_then_does_not_keep_a_slot() -> None:
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, stream_from=(0,))
+    for number in range(10):
+        now_s = 1.0 + number * 13
+        for work in replica.works():
+            replica.hears("h", piece_of(work.request_id, number), now_s)
+            replica.delivers(TookPiece(work.key, 0, number), now_s=now_s)
+        pass_time(replica, now_s, now_s + 13)
+    assert failures(replica) == ["r0"]
+
+
+@pytest.mark.attack("P30")
+@pytest.mark.parametrize("kind", ["unknown stage", "ended stage"])
+def test_pieces_that_no_engine_will_take_keep_no_slot(kind: str) -> None:
+    """1. a request awaits pieces of two stages, of which none comes; 2. others come for it, or one stage's end."""
+    replica = Replica(keep_slot_s=10.0)
+    contested(replica, stream_from=(0, 3))
+    for work in replica.works():
+        if kind == "ended stage":
+            replica.hears("h", msgspec.structs.replace(piece_of(work.request_id, 0), is_last=True))
+        else:
+            replica.hears("h", msgspec.structs.replace(piece_of(work.request_id, 0), from_stage=9))
+    pass_time(replica, 1.0, 30.0)
+    assert failures(replica) == ["r0"]
+
+
+@pytest.mark.attack("P30")
+def test_output_behind_a_pause_does_not_pay_for_it() -> None:
+    """Its hub lets a request go on for a moment now and then, and the engine says something each time."""
+    replica = Replica(keep_slot_s=20.0)
+    contested(replica)
+    for turn in range(6):
+        now_s = turn * 20.0
+        for paused in (False, True):
+            for work in replica.works():
+                order = wire.Pause(epoch=7, request_id=work.request_id, attempt=0, paused=paused)
+                replica.hears("h", order, now_s)
+                if not paused:
+                    replica.delivers(OutputChunk(work.key, "text", text="a"), now_s=now_s)
+        pass_time(replica, now_s, now_s + 20.0)
+    assert failures(replica) == ["r0"]
+
+
+def test_a_session_that_speaks_more_than_it_is_silent_keeps_its_slot() -> None:
+    """Segments of 20 s each, with 20 s of silence between them: 15 s idle, and then 20 s that pay for them."""
+    replica = Replica(keep_slot_s=20.0)
+    contested(replica, segmented=True)
+    for turn in range(8):
+        now_s = turn * 40.0
+        for work in replica.works():
+            if turn:
+                update = wire.Update(epoch=7, request_id=work.request_id, attempt=0, segment=turn)
+                replica.hears("h", update, now_s)
+        pass_time(replica, now_s, now_s + 20.0)
+        replica.delivers(*(SegmentEnded(work.key, "stop") for work in replica.works()), now_s=now_s + 20.0)
+        pass_time(replica, now_s + 20.0, now_s + 40.0)
+    assert failures(replica) == []
+
+
+@pytest.mark.attack("P30")
+def test_a_hub_with_a_single_slot_keeps_it_unused_for_longer_but_not_for_ever() -> None:
+    """1. h and k have one slot each, and h does not use its own; 2. g waits: h has no more than one; 3. g gets it."""
+    replica = Replica(keep_slot_s=10.0)
+    for hub_id in ("h", "k", "g"):
+        greet(replica, hub_id)
+    replica.submit("r0", credit=True, segmented=True)
+    replica.delivers(SegmentEnded(replica.works()[0].key, "stop"))
+    replica.submit("r1", hub_id="k")
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=1))
+    pass_time(replica, 1.0, 30.0)
+    assert failures(replica) == []
+    pass_time(replica, 30.0, 60.0)
+    assert failures(replica) == ["r0"]
+    assert [said[1] for said in replica.said if isinstance(said[2], wire.Grant)][-1] == "g"
+
+
+@pytest.mark.attack("P30")
+def test_of_a_hubs_queue_those_end_that_wait_and_not_those_that_run() -> None:
+    replica = Replica(keep_slot_s=10.0)
+    for number in range(5):
+        replica.submit(f"r{number}")
+    for hub_id in ("h", "g"):
+        greet(replica, hub_id)
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=1))
+    pass_time(replica, 1.0, 60.0)
+    assert failures(replica) == ["r2", "r3", "r4"]
+
+
+def test_what_a_hub_sent_with_credits_that_were_forfeited_meanwhile_is_taken() -> None:
+    """1. h has a credit; 2. it stalls, and does not hear the recall; 3. its request comes when g has the slot.
+
+    What it was not lent is refused, and so is what comes long after.
+    """
+    replica = Replica()
+    greet(replica, "h")
+    replica.submit("r0", credit=True)
+    greet(replica, "g")
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=3), 1.0)
+    pass_time(replica, 1.0, 2.0)
+    (taken, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r1", credit=True), 2.0)
+    assert isinstance(taken, wire.Accepted)
+    (refused, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r2", credit=True), 2.0)
+    assert isinstance(refused, wire.Rejected)
+
+
+@pytest.mark.parametrize("late_s", [9.0, 11.0])
+def test_a_request_that_a_lost_session_brought_too_late_is_taken_for_a_while(late_s: float) -> None:
+    replica = Replica()
+    greet(replica, "h")
+    replica.submit("r0", credit=True)
+    greet(replica, "g")
+    replica.hears("g", wire.WantCredits(epoch=7, session=1, waiting=2))
+    greet(replica, "h", session=2)
+    (answer, *_) = replica.hears("h", wire.Submit(epoch=7, request_id="r1", credit=True), late_s)
+    assert isinstance(answer, wire.Accepted if late_s < 10 else wire.Rejected)
+
+
+def test_pieces_that_are_announced_again_reach_the_engine_without_their_content() -> None:
+    replica = Replica()
+    replica.submit(stream_from=(0,))
+    for _ in range(2):
+        replica.hears("h", piece_of("r", 0, 100))
+    first, again = (job for job in replica.jobs if isinstance(job, PieceArrived))
+    assert first.payload is not None
+    assert (again.number, again.payload) == (0, None)
+
+
+@pytest.mark.attack("P32")
+def test_where_a_hub_announces_too_much_the_request_ends_that_has_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    replica = Replica()
+    monkeypatch.setattr(replica.sessions, "_pieces", WaitingPieces(10_000))
+    for request_id, size_bytes in (("large", 7_000), ("small", 1_000)):
+        replica.submit(request_id, stream_from=(0,))
+        replica.hears("h", piece_of(request_id, 0, size_bytes))
+    replica.hears("h", piece_of("small", 1, 3_000))
+    assert failures(replica) == ["large"]
+    arrived = [(job.key.split("/")[1], job.number) for job in replica.jobs if isinstance(job, PieceArrived)]
+    assert arrived == [("large", 0), ("small", 0), ("small", 1)]

@@ -24,14 +24,36 @@ def test_a_hub_has_room_for_so_many_bytes_and_others_have_their_own() -> None:
     assert pieces.add("other", "c", feed(0, 8_000))
 
 
-@pytest.mark.attack("P32")
-def test_what_is_said_again_counts_again_and_is_freed_with_the_first() -> None:
+def test_what_is_said_again_behind_a_lost_session_counts_once() -> None:
+    """1. two pieces are announced, of which the engine takes one; 2. both are announced again; 3. a third is new"""
     pieces = WaitingPieces(10_000)
     assert pieces.add("hub", "a", feed(0, 4_000))
-    assert pieces.add("hub", "a", feed(0, 4_000))
-    assert not pieces.add("hub", "a", feed(0, 4_000))
+    assert pieces.add("hub", "a", feed(1, 4_000))
     pieces.take("hub", "a", 0, 0)
+    before = pieces.bytes_of("hub")
+    for number in range(2):
+        assert pieces.is_known("a", feed(number, 4_000))
+        assert pieces.add("hub", "a", feed(number, 4_000))
+    assert pieces.bytes_of("hub") == before
+    for unknown in (feed(2, 4_000), feed(0, 4_000, from_stage=3)):
+        assert not pieces.is_known("a", unknown)
+    assert not pieces.is_known("b", feed(0, 4_000))
+    pieces.take("hub", "a", 0, 1)
     assert pieces.bytes_of("hub") == 0
+
+
+@pytest.mark.attack("P32")
+def test_where_there_is_no_room_the_request_with_most_bytes_is_named() -> None:
+    pieces = WaitingPieces(10_000)
+    assert pieces.add("hub", "small", feed(0, 1_000))
+    assert pieces.add("hub", "large", feed(0, 7_000))
+    assert not pieces.add("hub", "small", feed(1, 3_000))
+    assert pieces.largest_with("hub", "small", feed(1, 3_000)) == "large"
+    assert pieces.largest_with("hub", "small", feed(1, 7_000)) == "small"
+    assert pieces.largest_with("hub", "new", feed(0, 20_000)) == "new"
+    assert pieces.largest_with("other", "new", feed(0, 0)) == "new"
+    pieces.take("hub", "large", 0, 0)
+    assert pieces.largest_with("hub", "new", feed(0, 0)) == "small"
 
 
 def test_pieces_that_were_taken_or_whose_request_has_ended_make_room() -> None:
