@@ -92,9 +92,15 @@ class AddressClaims:
 
     def look_again(self, addr: str, now_s: float) -> None:
         """The process at an address has named another epoch than before, or does not answer any more."""
-        if addr in self._shared and self._asked_s.get(addr, float("-inf")) < now_s:
-            self._asked_s[addr] = max(now_s, self._asked_s.get(addr, float("-inf")) + _LOOK_S)
-            self._look_at(addr, self._asked_s[addr])
+        if addr not in self._shared:
+            return
+        asked_s = self._asked_s.get(addr, float("-inf"))
+        if asked_s < now_s:
+            self._asked_s[addr] = asked_s = max(now_s, asked_s + _LOOK_S)
+        elif addr in self._due:
+            return
+        # Or it was put off to that moment already, and ``owner`` has found one since, who may be gone by now.
+        self._look_at(addr, asked_s)
 
     def _look_at(self, addr: str, moment_s: float) -> None:
         if self._due.get(addr) != moment_s:

@@ -131,10 +131,14 @@ HandOffs = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """Hand-offs have come, or can't be had; ``fetch`` is the number of the fetch."""
+    """Hand-offs have come, or can't be had; ``fetch`` is the number of the fetch.
+
+    ``took_s`` is how long it took its thread; None if it was given up, or never had one.
+    """
 
     fetch: int
     result: HandOffs | Exception
+    took_s: float | None = None
 
 
 Job = (

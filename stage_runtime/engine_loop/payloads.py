@@ -147,6 +147,13 @@ class Payloads:
             of_role[ref.from_stage] = self._fetch(ref, time_left)
         return found
 
+    def cancel_fetch(self, refs: Sequence[PayloadRef]) -> None:
+        """End the fetches of these hand-offs in other threads soon, where the connector can."""
+        for ref in refs:
+            edge = self._edges.get((ref.from_stage, ref.to_stage))
+            if edge is not None:
+                edge.connector.cancel(ref.key)
+
     def _fetch(self, ref: PayloadRef, time_left: _TimeLeft) -> Mapping[str, Any]:
         whose = f"the hand-off of stage {ref.from_stage}"
         edge = self._edges.get((ref.from_stage, ref.to_stage))

@@ -13,6 +13,7 @@ class RecordingConnector(OmniConnectorBase):
 
     def __init__(self, holds: Any = None, on_get: Callable[[], None] = lambda: None) -> None:
         self.asked: list[dict[str, Any]] = []
+        self.cancelled: list[str] = []
         self.holds = holds or {"x": 1}
         self.on_get = on_get
         self.inline = False
@@ -31,6 +32,9 @@ class RecordingConnector(OmniConnectorBase):
 
     def is_inline(self, metadata: Mapping[str, Any]) -> bool:
         return self.inline
+
+    def cancel(self, get_key: str) -> None:
+        self.cancelled.append(get_key)
 
     def cleanup(self, request_id: str) -> None:
         raise NotImplementedError

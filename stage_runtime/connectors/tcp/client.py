@@ -188,7 +188,7 @@ def _converse_once(
 
 def _connect(where: tuple[str, int], fetching: Fetch, deadline_s: float) -> socket.socket:
     failure: OSError = TransferError(f"{where[0]} is no address")
-    for family, kind, protocol, address in _NAMES.addresses(*where, left_s(deadline_s)):
+    for family, kind, protocol, address in _NAMES.addresses(*where, left_s(deadline_s), fetching.check):
         fetching.check()
         connection = socket.socket(family, kind, protocol)
         try:

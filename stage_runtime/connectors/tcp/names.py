@@ -1,6 +1,7 @@
-"""The numbers of hosts that producers name, looked up within the time of a fetch: a DNS may never answer.
+"""The numbers of hosts that producers name, looked up within the time of a fetch: a DNS may be slow, or never answer.
 
-A look-up can't be cancelled, so each has a thread of its own; a name of which one is overdue fails at once.
+A look-up can't be cancelled, so each has a thread of its own; a name of which the first one is overdue fails at once. A
+name that was found before counts as it was found while it is looked up again, and for as long as that fails.
 """
 
 from __future__ import annotations
@@ -15,12 +16,20 @@ from typing import Any, Final
 
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 
-#: How long a fetch waits for the number of a name, and how long an answer counts.
-_TIMEOUT_S: Final = 2.0
+#: How long fetches wait for the number of a name that has none: a resolver asks its second server after 5 s.
+_TIMEOUT_S: Final = 10.0
+#: After how long a name is looked up again, and after how long if that has failed.
 _TTL_S: Final = 30.0
-#: Look-ups at one time, those included that are overdue; and names that are remembered.
+_RETRY_S: Final = 5.0
+#: How long fetches wait for that: a host that has moved is mostly found at once.
+_GRACE_S: Final = 0.2
+#: Look-ups at one time, those included that are overdue: of names without a number, and apart from those of the others.
 _MOST_LOOKUPS: Final = 32
+_MOST_REFRESHES: Final = 32
+#: Names that are remembered.
 _MOST_NAMES: Final = 1024
+#: How often a fetch that waits looks whether it was cancelled.
+_CHECK_EVERY_S: Final = 0.1
 
 #: Family, type, protocol and address, as ``socket.socket`` and ``connect`` take them.
 Found = list[tuple[int, int, int, tuple[Any, ...]]]
@@ -34,11 +43,22 @@ def look_up(host: str, port: int) -> Found:
 
 @dataclass(slots=True)
 class _Lookup:
+    """Fetches wait for it until it is overdue. ``is_first``: the name had no number when it was begun."""
+
     begun_s: float
+    is_first: bool
+    overdue_s: float
     ended: threading.Event = field(default_factory=threading.Event)
-    ended_s: float = 0.0
-    found: Found = field(default_factory=list)
     error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _Name:
+    """What was found last and when; and the look-up that runs, or ended last."""
+
+    found: Found = field(default_factory=list)
+    found_s: float = 0.0
+    lookup: _Lookup | None = None
 
 
 class Names:
@@ -52,56 +72,90 @@ class Names:
     ) -> None:
         self._lookup, self._timeout_s, self._now = lookup, timeout_s, now
         self._lock = threading.Lock()
-        self._lookups: dict[tuple[str, int], _Lookup] = {}
+        #: The one asked for longest ago first.
+        self._names: dict[tuple[str, int], _Name] = {}
 
-    def addresses(self, host: str, port: int, left_s: float) -> Found:
-        """The addresses of a producer, within ``left_s`` seconds. Raise TransferError or TransferTimeoutError."""
+    def addresses(self, host: str, port: int, left_s: float, check: Callable[[], None] = lambda: None) -> Found:
+        """The addresses of a producer, within ``left_s`` seconds; ``check`` is called meanwhile, and may raise.
+
+        Raise TransferError or TransferTimeoutError.
+        """
         if _is_number(host):
             return self._lookup(host, port)
-        asked = self._lookup_of(host, port)
-        overdue_s = asked.begun_s + self._timeout_s - self._now()
-        if not asked.ended.wait(max(0.0, min(left_s, overdue_s))):
+        name, lookup = self._begin(host, port)
+        if lookup is not None:
+            _wait(lookup.ended, max(0.0, min(left_s, lookup.overdue_s - self._now())), check)
+        if name.found:
+            return name.found
+        if lookup is None or not lookup.ended.is_set():
             raise TransferTimeoutError(f"{host}: the DNS does not answer")
-        if asked.error is not None:
-            raise TransferError(f"{host}: {asked.error}") from asked.error
-        return asked.found
+        raise TransferError(f"{host}: {lookup.error or 'no address'}") from lookup.error
 
-    def _lookup_of(self, host: str, port: int) -> _Lookup:
+    def _begin(self, host: str, port: int) -> tuple[_Name, _Lookup | None]:
+        """What is known of a name, and the look-up to wait for; None if what is known is to be used as it is."""
         with self._lock:
-            known = self._lookups.get((host, port))
-            if known is not None and (not known.ended.is_set() or self._is_fresh(known)):
-                return known
-            running = sum(not each.ended.is_set() for each in self._lookups.values())
-            if running >= _MOST_LOOKUPS:
-                raise TransferError(f"{host}: {running} names are being looked up, and the DNS does not answer")
-            self._make_room()
-            made = self._lookups[host, port] = _Lookup(self._now())
+            name = self._names.pop((host, port), None)
+            if name is None:
+                self._make_room()
+                name = _Name()
+            self._names[host, port] = name
+            if not self._is_due(name):
+                return name, None if name.lookup is None or name.lookup.ended.is_set() else name.lookup
+            is_first = not name.found
+            running = self._running(is_first=is_first)
+            if running >= (_MOST_LOOKUPS if is_first else _MOST_REFRESHES):
+                if is_first:
+                    raise TransferError(f"{host}: {running} names are being looked up, and the DNS does not answer")
+                return name, None
+            now_s = self._now()
+            wait_s = self._timeout_s if is_first else min(self._timeout_s, _GRACE_S)
+            lookup = name.lookup = _Lookup(now_s, is_first, now_s + wait_s)
         try:
-            threading.Thread(target=self._run, args=(host, port, made), name=f"look up {host}", daemon=True).start()
+            run = threading.Thread(
+                target=self._run, args=(host, port, name, lookup), name=f"look up {host}", daemon=True
+            )
+            run.start()
         except RuntimeError as error:
-            made.error = error
-            self._end(made)
-        return made
+            lookup.error = error
+            lookup.ended.set()
+        return name, lookup
 
-    def _is_fresh(self, known: _Lookup) -> bool:
-        return known.error is None and self._now() - known.ended_s < _TTL_S
+    def _is_due(self, name: _Name) -> bool:
+        if name.lookup is None or not name.lookup.ended.is_set():
+            return name.lookup is None
+        if not name.found:
+            return True
+        since_s = name.found_s if name.lookup.error is None else name.lookup.begun_s
+        return self._now() - since_s >= (_TTL_S if name.lookup.error is None else _RETRY_S)
+
+    def _running(self, *, is_first: bool) -> int:
+        lookups = (name.lookup for name in self._names.values())
+        return sum(each is not None and not each.ended.is_set() and each.is_first == is_first for each in lookups)
 
     def _make_room(self) -> None:
-        if len(self._lookups) >= _MOST_NAMES:
-            ended = [name for name, each in self._lookups.items() if each.ended.is_set()]
-            for name in ended[: len(ended) // 2 + 1]:
-                del self._lookups[name]
+        """Forget names if there are too many: first those without a number, then those not asked for of late."""
+        if len(self._names) >= _MOST_NAMES:
+            ended = [key for key, name in self._names.items() if name.lookup is None or name.lookup.ended.is_set()]
+            ended.sort(key=lambda key: bool(self._names[key].found))
+            for key in ended[: len(ended) // 2 + 1]:
+                del self._names[key]
 
-    def _run(self, host: str, port: int, made: _Lookup) -> None:
+    def _run(self, host: str, port: int, name: _Name, lookup: _Lookup) -> None:
         try:
-            made.found = self._lookup(host, port)
+            found = self._lookup(host, port)
+            name.found_s, name.found = self._now(), found
         except Exception as error:  # noqa: BLE001 - it becomes the reason of the fetches that wait
-            made.error = error
-        self._end(made)
+            lookup.error = error
+        lookup.ended.set()
 
-    def _end(self, made: _Lookup) -> None:
-        made.ended_s = self._now()
-        made.ended.set()
+
+def _wait(ended: threading.Event, wait_s: float, check: Callable[[], None]) -> None:
+    """Wait for a look-up, so long at most. Raise what ``check`` raises."""
+    until_s = time.monotonic() + wait_s
+    while not ended.wait(max(0.0, min(_CHECK_EVERY_S, until_s - time.monotonic()))):
+        check()
+        if time.monotonic() >= until_s:
+            return
 
 
 def _is_number(host: str) -> bool:

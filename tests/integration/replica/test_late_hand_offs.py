@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,3 +123,42 @@ def test_honest_requests_are_served_while_hand_offs_do_not_come(
     for end in failed.values():
         assert isinstance(end, wire.StageFailed)
         assert (end.kind, end.from_stage) == (wire.FailureKind.PAYLOAD, 0)
+
+
+@pytest.fixture
+def silent_ports() -> Iterator[list[SilentPort]]:
+    ports = [SilentPort() for _ in range(28)]
+    yield ports
+    for port in ports:
+        port.close()
+
+
+@pytest.mark.attack("P33")
+def test_hand_offs_of_two_dozen_silent_producers_leave_threads_to_others(
+    silent_ports: list[SilentPort], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. 24 fetches take all threads for producers that nobody knows, and four more wait
+    2. the oldest twelve are given up and cancelled, and their requests fail as hand-offs of stage 0
+    3. the four begin
+    """
+    monkeypatch.setattr(payloads, "_FETCH_TIMEOUT_S", 120.0)
+    deploy = parse_deploy(DEPLOY, "test.yaml")
+    with LocalReplica(encrypted=False, stage_id=1, deploy=deploy, capacity=40) as replica:
+        hub = replica.raw_hub("hub", None)
+        hub.hello()
+        for number, port in enumerate(silent_ports):
+            hub.submit(f"r{number}", "x", payloads=(reference(port, f"k{number}"),))
+        failed = ends(hub, 12)
+        deadline_s = time.monotonic() + 60.0
+        while not all(port.accepted for port in silent_ports) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert all(port.accepted for port in silent_ports)
+        for port in silent_ports:
+            port.go_on.set()
+        ends(hub, 16)
+        hub.close()
+    assert len(failed) == 12
+    for end in failed.values():
+        assert isinstance(end, wire.StageFailed)
+        assert (end.kind, end.from_stage) == (wire.FailureKind.PAYLOAD, 0)
+        assert "others wait for its place" in end.reason

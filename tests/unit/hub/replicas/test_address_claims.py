@@ -111,6 +111,23 @@ def test_a_process_that_goes_on_naming_epochs_has_the_owners_looked_for_once_a_s
     assert scene.claims.next_look_s == 2.0
 
 
+def test_an_owner_that_answers_once_more_and_is_gone_then_is_looked_for_all_the_same() -> None:
+    """1. a second look within a second is put off to 2.0; 2. the owner answers before that, and the look is dropped;
+    3. it falls silent, still before that: there is a look at 2.0
+    """
+    scene = Scene()
+    scene.answering = [OLDER]
+    scene.owners(OLDER, NEWER, at_s=(0.0,))
+    scene.claims.look_again("tcp://h:1", 1.0)
+    scene.owners(OLDER, NEWER, at_s=(1.0,))
+    scene.claims.look_again("tcp://h:1", 1.3)
+    assert scene.claims.next_look_s == 2.0
+    scene.owners(OLDER, NEWER, at_s=(1.4,))
+    assert scene.claims.next_look_s is None
+    scene.claims.look_again("tcp://h:1", 1.6)
+    assert scene.claims.next_look_s == 2.0
+
+
 @pytest.mark.attack("P2")
 def test_an_address_that_very_many_name_is_looked_at_only_when_it_is_due() -> None:
     scene = Scene()

@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery.wire import FailureKind, PayloadRef
-from stage_runtime.engine_loop.fetching import MAX_FETCHES, MAX_OF_PRODUCER, in_thread
+from stage_runtime.config import PayloadError
+from stage_runtime.engine_loop.fetching import (
+    GIVE_UP_S,
+    GOOD_S,
+    LONG_S,
+    MAX_FETCHES,
+    MAX_OF_GOOD_AT_ONCE,
+    MAX_OF_OTHERS,
+    MAX_OF_PRODUCER,
+    MAX_OF_SLOW,
+    in_thread,
+)
 from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
+    HandOffs,
     Job,
     NextSegment,
     Outcome,
@@ -66,12 +79,21 @@ class Bench:
         self.loop.turn()
         return list(self.said)
 
-    def fetch_all(self) -> list[Outcome]:
-        """All fetches that were begun come to their end; what is said of that."""
+    def fetch_all(self, took_s: float = 0.0) -> list[Outcome]:
+        """All fetches that were begun come to their end; what is said of that. ``took_s``: how long each took."""
         due, self.aside[:] = list(self.aside), []
         for run in due:
-            run()
+            self.fetch(run, took_s)
         return self.do()
+
+    def fetch(self, run: Callable[[], None], took_s: float) -> None:
+        """One fetch comes to its end, after so many seconds."""
+
+        def let_time_pass() -> None:
+            self.now_s += took_s
+
+        self.connector.on_get = let_time_pass
+        run()
 
 
 def ref(port: int = 1, from_stage: int = 0) -> PayloadRef:
@@ -79,8 +101,8 @@ def ref(port: int = 1, from_stage: int = 0) -> PayloadRef:
     return PayloadRef(from_stage=from_stage, to_stage=2, key=f"k{port}", connector="c", size_bytes=1, metadata=metadata)
 
 
-def work(key: str, *refs: PayloadRef, **fields: Any) -> Work:
-    return Work(key, f"hub/{key}", key, 0, {"prompt": "hi"}, {}, refs, (), 0.0, 60.0, **fields)
+def work(key: str, *refs: PayloadRef, until_s: float = 60.0, **fields: Any) -> Work:
+    return Work(key, f"hub/{key}", key, 0, {"prompt": "hi"}, {}, refs, (), 0.0, until_s, **fields)
 
 
 @pytest.fixture
@@ -145,12 +167,213 @@ def test_producers_that_are_slow_by_many_addresses_leave_threads_to_others(bench
 
 def test_a_producer_that_was_slow_once_is_as_good_as_others_after_its_next_fetch(bench: Bench) -> None:
     bench.do(work("a", ref(1)))
-    bench.now_s = 1.0
-    bench.fetch_all()
+    bench.fetch_all(took_s=1.0)
     bench.do(*(work(f"b{number}", ref(1)) for number in range(9)))
     assert len(bench.aside) == 1
     bench.fetch_all()
     assert len(bench.aside) == MAX_OF_PRODUCER
+
+
+@pytest.mark.attack("P33")
+def test_a_fetch_is_as_long_as_its_thread_takes_however_long_the_engines_steps_are(bench: Bench) -> None:
+    """1. four fetches end at once, in a step of a second; 2. all of the next four begin after it"""
+    bench.do(*(work(f"r{number}", ref(1)) for number in range(12)))
+    for run in bench.aside:
+        run()
+    bench.aside.clear()
+    bench.now_s = 1.0
+    bench.do()
+    assert len(bench.engine.requests) == MAX_OF_PRODUCER
+    assert len(bench.aside) == MAX_OF_PRODUCER
+
+
+def test_a_producer_is_slow_while_one_of_its_fetches_takes_long(bench: Bench) -> None:
+    bench.do(work("a", ref(1)))
+    (slow,) = bench.aside
+    bench.aside.clear()
+    bench.now_s = LONG_S
+    bench.do(*(work(f"more{number}", ref(1)) for number in range(9)))
+    assert not bench.aside
+    bench.fetch(slow, took_s=0.0)
+    bench.do()
+    assert len(bench.aside) == MAX_OF_PRODUCER, "it was the thread that did not begin"
+
+
+def test_a_slow_copy_from_shared_memory_slows_nobody_of_its_stage(bench: Bench) -> None:
+    """A hand-off that names no address tells its stage only."""
+    copy = PayloadRef(from_stage=0, to_stage=2, key="k", connector="c", size_bytes=1)
+    bench.do(work("a", copy), work("late", copy))
+    first, _late = bench.aside
+    bench.aside.clear()
+    bench.fetch(first, took_s=0.6)
+    bench.do(*(work(f"b{number}", copy) for number in range(9)))
+    assert len(bench.aside) == MAX_OF_PRODUCER - 1
+
+
+class Silent:
+    """Producers at fresh addresses, whose hand-offs do not come."""
+
+    def __init__(self, bench: Bench, key: str | None = None) -> None:
+        self._bench, self._key, self._count = bench, key, 0
+        self.runs: list[Callable[[], None]] = []
+
+    def flood(self, count: int) -> None:
+        """So many more fetches are wanted, and time passes until no further one begins."""
+        refs = [ref(1000 + number) for number in range(self._count, self._count + count)]
+        refs = [each if self._key is None else msgspec.structs.replace(each, key=self._key) for each in refs]
+        self._bench.do(*(work(f"silent{self._count + at}", each, until_s=9999.0) for at, each in enumerate(refs)))
+        self._bench.now_s += LONG_S
+        self._bench.do()
+        self._count += count
+        self.runs += self._bench.aside
+        self._bench.aside.clear()
+
+
+@pytest.mark.attack("P33")
+def test_fresh_addresses_in_dozens_leave_threads_to_producers_that_were_good(bench: Bench) -> None:
+    """1. a hand-off of one producer comes; 2. fetches of 100 others take all threads that they may, and long
+    3. the fetches of that one begin at once, all four that it may have
+    """
+    bench.do(work("a", ref(1)))
+    bench.fetch_all()
+    silent = Silent(bench)
+    silent.flood(100)
+    assert len(silent.runs) == MAX_OF_OTHERS
+    bench.do(*(work(f"b{number}", ref(1)) for number in range(6)))
+    assert len(bench.aside) == MAX_OF_PRODUCER
+    bench.fetch_all()
+    assert "b3" in bench.engine.requests
+
+
+@pytest.mark.attack("P33")
+def test_good_producers_have_places_of_their_own_among_those_that_have_just_begun(bench: Bench) -> None:
+    bench.do(*(work(f"a{number}", ref(number)) for number in range(2)))
+    bench.fetch_all()
+    bench.do(*(work(f"new{number}", ref(1000 + number)) for number in range(MAX_FETCHES)))
+    bench.do(*(work(f"b{number}", ref(number % 2)) for number in range(8)))
+    assert len(bench.aside) == MAX_FETCHES + MAX_OF_GOOD_AT_ONCE
+
+
+@pytest.mark.attack("P33")
+def test_a_producer_is_good_for_minutes_and_then_as_unknown_as_others(bench: Bench) -> None:
+    bench.do(work("a", ref(1)))
+    bench.fetch_all()
+    bench.now_s = GOOD_S
+    Silent(bench).flood(100)
+    bench.do(work("b", ref(1), until_s=9999.0))
+    assert not bench.aside
+
+
+@pytest.mark.attack("P33")
+@pytest.mark.parametrize("key", [None, "same"])
+def test_late_fetches_of_which_there_are_too_many_are_given_up_while_others_wait(bench: Bench, key: str | None) -> None:
+    """1. fetches of 24 producers take long, and nothing ever came from them; while nobody waits, they may go on
+    2. another producer's begins as soon as the oldest have been given up; they were cancelled, and their requests fail
+    3. those that end later change nothing; twelve go on
+    """
+    silent = Silent(bench, key)
+    silent.flood(12)
+    silent.flood(12)
+    assert len(silent.runs) == MAX_OF_OTHERS
+    bench.now_s = GIVE_UP_S + 5.0
+    assert bench.do() == []
+    ends = bench.do(work("new", ref(1)))
+    assert not bench.aside, "a cancelled fetch has its thread until it ends"
+    assert [end.key for end in ends] == [f"silent{number}" for number in range(12)]
+    for end in ends:
+        assert isinstance(end, RequestFailed)
+        assert (end.kind, end.from_stage) == (FailureKind.PAYLOAD, 0)
+        assert "others wait" in end.reason
+    assert bench.connector.cancelled == [key or f"k{1000 + number}" for number in range(12)]
+    bench.connector.holds = OSError("cancelled")
+    for run in silent.runs[:12]:
+        run()
+    assert bench.do() == []
+    bench.connector.holds = {"x": 1}
+    bench.fetch_all()
+    assert list(bench.engine.requests) == ["new"]
+    assert len(bench.loop) == 1 + 12
+
+
+@pytest.mark.attack("P33")
+def test_a_producer_from_which_anything_ever_came_is_not_given_up(bench: Bench) -> None:
+    bench.do(*(work(f"a{number}", ref(1000 + number)) for number in range(16)))
+    bench.fetch_all()
+    bench.now_s = GOOD_S
+    silent = Silent(bench)
+    silent.flood(16)
+    silent.flood(8)
+    assert len(silent.runs) == MAX_OF_OTHERS
+    bench.now_s += 50.0
+    assert bench.do(work("new", ref(1), until_s=9999.0)) == []
+    assert not bench.aside
+    assert not bench.connector.cancelled
+
+
+@pytest.mark.attack("P33")
+def test_late_fetches_are_not_given_up_for_those_of_slow_producers(bench: Bench) -> None:
+    silent = Silent(bench)
+    silent.flood(12)
+    silent.flood(12)
+    bench.now_s += GIVE_UP_S
+    assert bench.do(work("slow", ref(1000))) == []
+    assert not bench.connector.cancelled
+
+
+def test_fetches_that_ended_while_the_engine_stepped_are_not_given_up(bench: Bench) -> None:
+    """Sixteen end at once, in a step of three seconds, and their results are behind other work in the queue."""
+    bench.do(*(work(f"r{number}", ref(number)) for number in range(MAX_FETCHES)))
+    for number in range(12):
+        bench.loop.jobs.put(work(f"more{number}", ref(100 + number)))
+    due, bench.aside[:] = list(bench.aside), []
+    for run in due:
+        bench.fetch(run, took_s=0.0)
+    bench.now_s = GIVE_UP_S + 1.0
+    bench.do()
+    assert len(bench.engine.requests) == MAX_FETCHES
+    assert len(bench.aside) == 12
+    assert not bench.connector.cancelled
+
+
+def test_a_fetch_that_was_given_up_is_answered_once(bench: Bench) -> None:
+    results: list[HandOffs | Exception] = []
+
+    def keep(result: HandOffs | Exception) -> list[Outcome]:
+        results.append(result)
+        return []
+
+    fetches = bench.loop._fetches
+    for moment_s in (0.0, LONG_S):
+        bench.now_s = moment_s
+        for number in range(12):
+            fetches.fetch("request", [ref(number + int(moment_s * 200))], 60.0, keep)
+    bench.now_s += GIVE_UP_S
+    fetches.fetch("other", [ref(9999)], 60.0, keep)
+    bench.do()
+    assert [type(result) for result in results] == [PayloadError] * 12
+    bench.fetch_all()
+    bench.fetch_all()
+    assert len(results) == 12 + 12 + 1
+
+
+@pytest.mark.attack("P33")
+def test_a_late_fetch_is_given_up_without_the_one_of_another_producer_by_its_key(bench: Bench) -> None:
+    bench.do(work("a", ref(1)))
+    bench.fetch_all()
+    silent = Silent(bench, "same")
+    silent.flood(12)
+    silent.flood(12)
+    bench.now_s += GIVE_UP_S
+    assert len(bench.do(work("b", msgspec.structs.replace(ref(1), key="same")), work("new", ref(2)))) == 12
+    assert not bench.connector.cancelled
+
+
+@pytest.mark.attack("P33")
+def test_producers_that_were_slow_have_eight_threads_in_all(bench: Bench) -> None:
+    bench.do(*(work(f"a{number}", ref(number)) for number in range(12)))
+    bench.fetch_all(took_s=LONG_S)
+    bench.do(*(work(f"b{number}", ref(number)) for number in range(12)))
+    assert len(bench.aside) == MAX_OF_SLOW
 
 
 def test_one_that_is_cancelled_ends_at_once_and_never_reaches_the_engine(bench: Bench) -> None:
