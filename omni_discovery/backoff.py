@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -29,8 +28,8 @@ async def wait_for_event(event: asyncio.Event, clock: Clock, timeout_s: float | 
         finally:
             for wait in waits:
                 wait.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(*waits, return_exceptions=True)
+            # A cancellation that comes just now is the caller's, and must reach it.
+            await asyncio.gather(*waits, return_exceptions=True)
     return event.is_set()
 
 

@@ -44,7 +44,9 @@ class LeaseTime:
 class Claim:
     """The answer to a create-only or compare-and-swap write.
 
-    ``won``: our value was written; ``current`` is the key as it is now (None if it does not exist).
+    ``won``: our value was written; ``current`` is the key as it is now (None if it does not exist). Where an
+    answer was lost on the way, ``current`` may be the key as our write left it, and of two that write the same value at
+    the same moment, both without a lease, both may be told that they have won.
     """
 
     won: bool

@@ -44,7 +44,14 @@ def claim_pipeline(client: OmniCoordClientForHub, deploy: DeployConfig, namespac
 
     Raise ConfigError if there is another, RegistryError.
     """
-    claim = client.create_pipeline(encode_deploy(deploy))
+    document = encode_deploy(deploy)
+    try:
+        claim = client.create_pipeline(document)
+    except RegistryUnavailableError as error:
+        if not error.may_have_run:
+            raise
+        # Whether it ran can't be told; what is in force now can.
+        claim = client.create_pipeline(document)
     if not claim.won and claim.current is not None:
         check_pipeline(claim.current.value, deploy, namespace)
     return claim.revision if claim.won else 0

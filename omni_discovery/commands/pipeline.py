@@ -45,7 +45,7 @@ class PipelineCommand:
         from omni_discovery.deploy.load import load_deploy
 
         value = encode_deploy(load_deploy(arguments.file))
-        return with_registry(arguments, lambda kv: _apply(kv, arguments.namespace, value))
+        return with_registry(arguments, lambda kv: apply_pipeline(kv, arguments.namespace, value))
 
 
 async def _show(kv: KVStore, namespace: str, *, as_json: bool = False) -> int:
@@ -77,7 +77,8 @@ async def _show(kv: KVStore, namespace: str, *, as_json: bool = False) -> int:
     return 0
 
 
-async def _apply(kv: KVStore, namespace: str, value: bytes) -> int:
+async def apply_pipeline(kv: KVStore, namespace: str, value: bytes) -> int:
+    """Replace the document in force; return the exit code. Raise ConfigError if somebody else did so meanwhile."""
     from omni_discovery.deploy.document import decode_deploy
     from omni_discovery.deploy.load import describe_difference
     from omni_discovery.records.keys import pipeline_key

@@ -15,6 +15,7 @@ import tenacity
 
 from omni_discovery.errors import (
     AnswerTooLargeError,
+    CompactedError,
     LeaseNotFoundError,
     RegistryDeniedError,
     RegistryError,
@@ -37,6 +38,8 @@ __all__ = ["EtcdKV", "parse_endpoints"]
 _FIRST_PAGE_KEYS: Final = 32
 _MOST_PAGE_KEYS: Final = 500
 _PAGE_BYTES: Final = 2 << 20
+#: How many writes of others are looked through for one of ours whose answer was lost.
+_MOST_STEPS_BACK: Final = 8
 
 #: Picks one method of one endpoint's stubs.
 _Method = Callable[[EndpointChannel], Any]
@@ -75,6 +78,8 @@ class EtcdKV:
         self._keep_alives = KeepAlives(self._channels, self._tokens, try_timeout_s)
         #: The id of the cluster that answered the last list; 0 before the first.
         self._cluster_id = 0
+        #: The revision of the latest answer about keys: what is sent after it takes effect behind that.
+        self._seen_revision = 0
         self._closed = False
 
     @property
@@ -244,7 +249,7 @@ class EtcdKV:
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
         read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
         request = rpc.TxnRequest(compare=conditions, success=[put, read], failure=[read])
-        unsure = False
+        seen_revision, unsure = self._seen_revision, False
 
         def note(error: RegistryError) -> None:
             nonlocal unsure
@@ -253,11 +258,40 @@ class EtcdKV:
         response = await self._call(lambda channel: channel.kv.Txn, request, repeatable=True, on_failure=note)
         kvs = response.responses[-1].response_range.kvs
         current = to_key_value(kvs[0]) if kvs else None
-        won = bool(response.succeeded)
-        if unsure and current is not None and not won:
-            # The value that made the comparison fail may be that of an earlier attempt, whose answer was lost.
-            won = current.value == value and current.lease_id == lease_id
-        return Claim(won, int(response.header.revision), current)
+        if response.succeeded or not unsure:
+            return Claim(bool(response.succeeded), int(response.header.revision), current)
+        # What made the comparison fail may be an earlier attempt, whose answer was lost.
+        after = max((each.mod_revision for each in conditions if each.key == put.request_put.key), default=0)
+        ours = await self._find_write(current, value, lease_id, after or seen_revision)
+        if ours is None:
+            return Claim(False, int(response.header.revision), current)
+        return Claim(True, ours.mod_revision, ours)
+
+    async def _find_write(self, current: KeyValue | None, value: bytes, lease_id: int, after: int) -> KeyValue | None:
+        """A key as a write of this value left it behind revision ``after``, whatever became of it since.
+
+        None if there was no such write. Raise RegistryUnavailableError where that can't be told any more.
+        """
+        item = current
+        for _ in range(_MOST_STEPS_BACK):
+            if item is None:
+                break
+            if item.mod_revision <= after:
+                return None
+            if item.value == value and item.lease_id == lease_id:
+                return item
+            item = await self._get_at(item.key, item.mod_revision - 1)
+        text = "an answer was lost, and the key was deleted or written too often since to tell what became of the write"
+        raise RegistryUnavailableError(text, may_have_run=True)
+
+    async def _get_at(self, key: str, revision: int) -> KeyValue | None:
+        """A key as it was; None also if that is compacted, or in the future of the cluster."""
+        request = rpc.RangeRequest(key=key.encode(), revision=revision)
+        try:
+            kvs = (await self._call(lambda channel: channel.kv.Range, request, repeatable=True)).kvs
+        except CompactedError:
+            return None
+        return to_key_value(kvs[0]) if kvs else None
 
     async def _call(
         self,
@@ -268,6 +302,7 @@ class EtcdKV:
         on_failure: Callable[[RegistryError], None] = lambda error: None,
     ) -> Any:
         self._check_usable()
+        may_have_run = False
 
         def may_repeat(error: BaseException) -> bool:
             unavailable = isinstance(error, RegistryUnavailableError) and not self._closed
@@ -281,15 +316,19 @@ class EtcdKV:
         )
 
         async def attempt() -> Any:
+            nonlocal may_have_run
             try:
                 return await self._try_once(method, request)
             except RegistryError as error:
+                may_have_run = may_have_run or getattr(error, "may_have_run", False)
                 on_failure(error)
                 raise
 
         try:
             return await retrying(attempt)
         except RegistryUnavailableError as error:
+            # The last attempt is not the only one that counts.
+            error.may_have_run = may_have_run
             # A call that is tried once may only have met the one endpoint that is down.
             if repeatable and not self._closed:
                 self._outage.call_failed(error)
@@ -302,6 +341,7 @@ class EtcdKV:
                 answer = await self._send(channel, method, request, may_log_in_again=True)
                 self._server_versions.ask_version(channel)
                 self._outage.call_answered()
+                self._seen_revision = answer.header.revision
                 return answer
             except RegistryUnavailableError:
                 self._channels.leave_endpoint(channel)

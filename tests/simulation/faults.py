@@ -46,6 +46,7 @@ def begin(world: World, fault: Fault) -> None:
 def _kill_replica(scene: Scene) -> None:
     if scene.replica is not None:
         scene.disturb(scene.supervisor.host)
+        scene.world.judge.replica_killed(scene.replica)
         scene.world.exit_process(scene.replica.process)
         scene.world.after(0.0, scene.supervisor.ended, -9, scene.replica)
 
@@ -130,6 +131,8 @@ def _power_off(scene: Scene) -> None:
     world.dead_hosts.add(host)
     supervisor.is_off, supervisor.replica = True, None
     if scene.replica is not None:
+        # Nobody closes a connection: only heartbeats tell.
+        world.judge.replica_killed(scene.replica, silent_s=world.heartbeat_timeout_s + 1.0)
         world.exit_process(scene.replica.process)
 
     def back() -> None:

@@ -27,6 +27,8 @@ _LATE_S: Final = 1.0
 _KNOWN_S: Final = 25.0
 #: How long a replica may take to hear that a hub is revoked: a second, and what a slow network adds.
 _REVOKED_S: Final = 2.0
+#: How long a request may stay with a replica after hubs must know that its process has ended, where another is free.
+_MOVED_S: Final = 0.5
 #: How long hubs may take to move a request from a replica that does not answer to another one.
 _LONG_S: Final = 20.0
 _SECRET: Final = "xyzzy"
@@ -81,6 +83,9 @@ class Judge:
         self._revoked: dict[str, float] = {}
         #: Whether nothing keeps what an operator writes from replicas.
         self._hears_operators = not any("etcd" in fault.kind for fault in world.plan.faults)
+        #: Where each request was sent last, by its name and stage; and when hubs must know that this replica has ended.
+        self._sent: dict[tuple[str, int], SimReplica] = {}
+        self._known_lost_s: dict[tuple[str, int], float] = {}
         #: When each record was written lately.
         self._written: dict[str, deque[float]] = {}
         self._tasks: dict[Process, int] = {}
@@ -120,6 +125,13 @@ class Judge:
     def hub_allowed(self, hub_id: str) -> None:
         """The hub is not revoked any more."""
         self._revoked.pop(hub_id, None)
+
+    def replica_killed(self, replica: SimReplica, silent_s: float = 0.0) -> None:
+        """Its process has ended at once; hubs notice it ``silent_s`` later."""
+        for name, stage in [each for each, sent_to in self._sent.items() if sent_to is replica]:
+            case = self.open_asks.get(int(name.removeprefix("r")))
+            if case is not None and stage not in case.finished:
+                self._known_lost_s[name, stage] = self._world.now_s + silent_s
 
     def hub_died(self, hub: SimHub) -> None:
         """Its clients see their connections break."""
@@ -190,7 +202,7 @@ class Judge:
         if isinstance(error, OverloadedError):
             if not error.retry_after_s:
                 self.violate("retry-after", f"{case.name} is refused without a time to come back")
-            is_calm = not self._disturbed_until_s and self._world.plan.offered_load < _CALM_LOAD
+            is_calm = not self._disturbed_until_s and self._world.plan.busiest_load < _CALM_LOAD
             if case.refused == MOST_REFUSED and is_calm:
                 self.violate("retry-after", f"{case.name} came back when it was told to, and was refused each time")
             return
@@ -287,6 +299,7 @@ class Judge:
             self.violate(
                 "epoch", f"{replica.name} took {message.request_id} for epoch {message.epoch}, its own is {epoch}"
             )
+        self._check_stall(replica, message.request_id.partition("~")[0], sent_at_s)
         acknowledged_s = self._acknowledged.get(replica)
         if acknowledged_s is not None and sent_at_s > acknowledged_s:
             text = f"{hub_id} sent {message.request_id} to {replica.name} behind the acknowledgement of its drain"
@@ -295,6 +308,20 @@ class Judge:
         if revoked_s is not None and self._hears_operators and self._world.now_s > revoked_s + _REVOKED_S:
             late_s = self._world.now_s - revoked_s
             self.violate("revoked", f"{replica.name} took {message.request_id} of {hub_id}, {late_s:.1f} s revoked")
+
+    def _check_stall(self, replica: SimReplica, name: str, sent_at_s: float) -> None:
+        """A request whose replica was killed goes to another one at once, where one is free."""
+        place = (name, replica.stage_id)
+        self._sent[place] = replica
+        known_s = self._known_lost_s.pop(place, None)
+        case, plan = self.open_asks.get(int(name.removeprefix("r"))), self._world.plan
+        if known_s is None or case is None or plan.loss or case.most_open > plan.capacity:
+            return
+        late_s = sent_at_s - known_s
+        if late_s > _MOVED_S and not self._was_disturbed(case.hub, case) and self._was_served(place[1], case):
+            self.violate(
+                "stall", f"{name} waited {late_s:.1f} s when its replica of stage {place[1]} was known to be lost"
+            )
 
     def written(self, key: str, value: bytes) -> None:
         """The registry holds another value of a key."""

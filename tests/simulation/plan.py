@@ -75,6 +75,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         needed_s = sum(ask.words for ask in self.asks) * self.step_s
         return needed_s / ((self.busy_s or self.length_s) * min(self.stages) * self.capacity)
 
+    @property
+    def busiest_load(self) -> float:
+        """The same share, of the ten seconds in which most is asked."""
+        asks = sorted(self.asks, key=lambda ask: ask.at_s)
+        most = words = first = 0
+        for ask in asks:
+            words += ask.words
+            while asks[first].at_s < ask.at_s - _WINDOW_S:
+                words -= asks[first].words
+                first += 1
+            most = max(most, words)
+        return most * self.step_s / (_WINDOW_S * min(self.stages) * self.capacity)
+
+
+#: The length of the time in which a burst of requests is noticed.
+_WINDOW_S: Final = 10.0
 
 #: The kinds of faults, and how long the longest of each lasts. Each run has some of them.
 KINDS: Final = {

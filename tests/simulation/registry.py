@@ -142,7 +142,7 @@ class EtcdModel(FakeKV):
         """A read of one key, or of all that begin with it; never in pages."""
         key = request.key.decode()
         if not request.range_end:
-            item = self._items.get(key)
+            item = self._items.get(key) if not request.revision else self._item_at(key, request.revision)
             return self._reply(kvs=_shown([] if item is None else [item]))
         assert request.range_end == prefix_end(request.key), "ranges are prefixes here"
         items = run_now(self.list(key, keys_only=request.keys_only)).items
@@ -150,6 +150,16 @@ class EtcdModel(FakeKV):
         if request.sort_target == rpc.RangeRequest.MOD:
             items = tuple(sorted(items, key=lambda item: -item.mod_revision)[: request.limit])
         return self._reply(kvs=_shown(items), count=count, more=False)
+
+    def _item_at(self, key: str, revision: int) -> KeyValue | None:
+        """A key as it was. Raise CompactedError."""
+        changes = [(_place_of(event)[1], event) for event in self._history if _place_of(event)[0] == key]
+        if not changes:
+            return self._items.get(key)
+        earlier = [event for changed_at, event in changes if changed_at <= revision]
+        if not earlier and self._compacted:
+            raise CompactedError(f"compacted at {self._compacted}", self._compacted)
+        return earlier[-1].item if earlier and isinstance(earlier[-1], PutEvent) else None
 
     def _transact(self, request: Any) -> Any:
         """A write or a delete that has conditions on revisions, and on the lease of another key."""
@@ -292,6 +302,7 @@ class SimKV(EtcdKV):
         name = method(_METHODS)
         answer = await self._attempt(lambda model: model.serve(name, request))
         self._outage.call_answered()
+        self._seen_revision = self._world.etcd.revision
         return answer
 
     async def _attempt(self, operation: Callable[[EtcdModel], Any]) -> Any:

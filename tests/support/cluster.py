@@ -32,8 +32,13 @@ def etcd_image(folder: Path) -> Iterator[str]:
 
     shutil.copy(wheel_etcd(), folder / "etcd")
     (folder / "Dockerfile").write_text(_DOCKERFILE)
-    with DockerImage(path=folder, tag=f"omni-test-etcd:{uuid.uuid4().hex[:12]}") as image:
-        yield str(image)
+    tag = f"omni-test-etcd:{uuid.uuid4().hex[:12]}"
+    with DockerImage(path=folder, tag=tag, clean_up=False) as image:
+        try:
+            yield str(image)
+        finally:
+            # By its tag: another run on this machine may use the same image under one of its own.
+            image.get_docker_client().client.images.remove(tag)
 
 
 class Member:

@@ -20,6 +20,7 @@ LANES: Final = (
         "tests/unit",
         "tests/contract",
         "tests/simulation",
+        "tests/linearizability",
         "tests/fault",
         "tests/gpu",
         "tests/e2e",

@@ -1,0 +1,1 @@
+"""Whether histories of concurrent operations could have happened one after the other: the search, and the models."""
