@@ -120,10 +120,10 @@ class EtcdKV:
         response = await self._call(lambda channel: channel.kv.Put, request, repeatable=False)
         return int(response.header.revision)
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
         """See KVStore."""
         absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key.encode(), create_revision=0)
-        return await self._put_if([absent], key, value, lease_id)
+        return await self._put_if([absent], key, value, lease_id, also_read)
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
@@ -240,10 +240,14 @@ class EtcdKV:
             self._server_versions.close()
             await self._channels.close()
 
-    async def _put_if(self, conditions: Sequence[Any], key: str, value: bytes, lease_id: int) -> Claim:
+    async def _put_if(
+        self, conditions: Sequence[Any], key: str, value: bytes, lease_id: int, also_read: str | None = None
+    ) -> Claim:
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
-        read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
-        request = rpc.TxnRequest(compare=conditions, success=[put, read], failure=[read])
+        names = [key] if also_read is None else [key, also_read]
+        reads = [rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())) for name in names]
+        # Read in both cases: where an answer was lost, that to the next attempt says that the comparison fails.
+        request = rpc.TxnRequest(compare=conditions, success=[put, *reads], failure=reads)
         unsure = False
 
         def note(error: RegistryError) -> None:
@@ -251,13 +255,17 @@ class EtcdKV:
             unsure = unsure or (isinstance(error, RegistryUnavailableError) and error.may_have_run)
 
         response = await self._call(lambda channel: channel.kv.Txn, request, repeatable=True, on_failure=note)
-        kvs = response.responses[-1].response_range.kvs
-        current = to_key_value(kvs[0]) if kvs else None
+        found = [tuple(map(to_key_value, each.response_range.kvs)) for each in response.responses[-len(reads) :]]
+        current = found[0][0] if found[0] else None
         won = bool(response.succeeded)
         if unsure and current is not None and not won:
             # The value that made the comparison fail may be that of an earlier attempt, whose answer was lost.
             won = current.value == value and current.lease_id == lease_id
-        return Claim(won, int(response.header.revision), current)
+        revision = int(response.header.revision)
+        if also_read is None:
+            return Claim(won, revision, current)
+        self._cluster_id = response.header.cluster_id
+        return Claim(won, revision, current, Listing(revision, self._cluster_id, found[1]))
 
     async def _call(
         self,
