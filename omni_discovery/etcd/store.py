@@ -33,9 +33,10 @@ from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, LeaseTime, List
 __all__ = ["EtcdKV", "parse_endpoints"]
 
 #: Keys of the first page of a list and of the longest, and about how many bytes a page has: all of it is in memory at
-#: once, and a page that comes late is asked for again.
+#: once, and a page that comes late is asked for again. A page of keys without values has so many from the first on.
 _FIRST_PAGE_KEYS: Final = 32
 _MOST_PAGE_KEYS: Final = 500
+_PAGE_OF_KEYS_ALONE: Final = 2000
 _PAGE_BYTES: Final = 2 << 20
 
 #: Picks one method of one endpoint's stubs.
@@ -157,7 +158,8 @@ class EtcdKV:
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """See KVStore. Read in pages; raises CompactedError if the revision is compacted meanwhile."""
         start, end = prefix.encode() or b"\0", prefix_end(prefix.encode())
-        request = rpc.RangeRequest(key=start, range_end=end, limit=_FIRST_PAGE_KEYS, keys_only=keys_only)
+        limit, most = (_PAGE_OF_KEYS_ALONE,) * 2 if keys_only else (_FIRST_PAGE_KEYS, _MOST_PAGE_KEYS)
+        request = rpc.RangeRequest(key=start, range_end=end, limit=limit, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
             try:
@@ -173,7 +175,7 @@ class EtcdKV:
             if not page.more or not page.kvs:
                 break
             fitting = request.limit * _PAGE_BYTES // max(1, page.ByteSize())
-            request.limit = max(1, min(fitting, 2 * request.limit, _MOST_PAGE_KEYS))
+            request.limit = max(1, min(fitting, 2 * request.limit, most))
             request.key = page.kvs[-1].key + b"\0"
         self._cluster_id = page.header.cluster_id
         return Listing(request.revision, page.header.cluster_id, tuple(items))
