@@ -33,6 +33,8 @@ WRITES_PER_S: Final = 200.0
 #: Counts of replicas per second, by all replicas together; and the shortest pause between two counts of one replica.
 _COUNTS_PER_S: Final = 20.0
 _LEAST_PAUSE_S: Final = 10.0
+#: The first count is made after about so long: etcd reads all records for one, which would hold a registration up.
+_FIRST_COUNT_S: Final = 1.0
 
 
 class LoadPace:
@@ -62,6 +64,7 @@ async def watch_population(
 ) -> None:
     """Count the replicas under ``prefix`` periodically, for ``pace``. Ends only by cancellation."""
     replicas = 0
+    await clock.sleep(_FIRST_COUNT_S * (0.5 + jitter()))
     while True:
         try:
             replicas = (await kv.summary(prefix)).count
