@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import tenacity
 
@@ -180,7 +180,7 @@ class LeasedKey(abc.ABC):
         self._publish_at_s: float | None = None
         self._published_at_s = float("-inf")
         self._repaired_at_s = float("-inf")
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._tasks: tuple[asyncio.Task[Any], ...] = ()
 
     @abc.abstractmethod
     async def _claim(self, lease_id: int) -> KeyValue:
@@ -211,9 +211,8 @@ class LeasedKey(abc.ABC):
         tasks, self._tasks = self._tasks, ()
         if not tasks:
             return
-        if self._own_key_watch is not None:
-            tasks = (*tasks, self._own_key_watch)
-        for task in tasks:
+        watches = () if self._own_key_watch is None else (self._own_key_watch,)
+        for task in (*tasks, *watches):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
@@ -221,6 +220,8 @@ class LeasedKey(abc.ABC):
                 await self._withdraw()
         except (TimeoutError, RegistryError) as error:
             logger.warning("registrar.left_to_expire key=%s reason=%r", self._key_name, error)
+        # A stream takes its time to end, which the withdrawal need not wait for.
+        await asyncio.gather(*watches, return_exceptions=True)
         self._standing = None
 
     @property
