@@ -41,20 +41,6 @@ class LeaseTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """The answer to a create-only or compare-and-swap write.
-
-    ``won``: our value was written; ``current`` is the key as it is now (None if it does not exist). Where an
-    answer was lost on the way, ``current`` may be the key as our write left it, and of two that write the same value at
-    the same moment, both without a lease, both may be told that they have won.
-    """
-
-    won: bool
-    revision: int
-    current: KeyValue | None
-
-
-@dataclass(frozen=True, slots=True)
 class Held:
     """A condition of a write: ``key`` is there, and attached to this lease. It fails for lease 0."""
 
@@ -69,6 +55,22 @@ class Listing:
     revision: int
     cluster_id: int
     items: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The answer to a create-only or compare-and-swap write.
+
+    ``won``: our value was written; ``current`` is the key as it is now (None if it does not exist). Where an
+    answer was lost on the way, ``current`` may be the key as our write left it, and of two that write the same value at
+    the same moment, both without a lease, both may be told that they have won.
+    """
+
+    won: bool
+    revision: int
+    current: KeyValue | None
+    #: The key that was read beside it, by the same transaction; None if none was to be read.
+    also_read: Listing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,11 @@ class KVCalls(Protocol):
     async def put(self, key: str, value: bytes, lease_id: int = 0) -> int:
         """Write a key, attached to the lease if one is given; return the revision. Raise LeaseNotFoundError."""
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
-        """Write a key only if it does not exist. Raise LeaseNotFoundError."""
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
+        """Write a key only if it does not exist; read the key ``also_read`` by the same transaction, won or not.
+
+        Raise LeaseNotFoundError; RegistryDeniedError also if only the reading is denied. Then nothing is written.
+        """
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None

@@ -51,16 +51,20 @@ async def list_and_watch(
     clock: Clock,
     jitter: Callable[[], float] = random.random,
     beside_watch: Callable[[], Sequence[Coroutine[Any, Any, None]]] = _nothing_beside,
+    first: Listing | None = None,
 ) -> None:
     """Feed ``sink`` with the keys under ``name``, or with the key ``name`` alone. Ends only by cancellation.
 
+    ``first`` is a listing of them that was read just now, in place of the first list.
     ``beside_watch`` makes coroutines that run while a watch stands; one that raises ends the watch, with its error.
     """
     backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter)
     while True:
         began_s = clock.monotonic_s()
         try:
-            listing = await (kv.list(name) if is_prefix else kv.list_key(name))
+            listing, first = first, None
+            if listing is None:
+                listing = await (kv.list(name) if is_prefix else kv.list_key(name))
             await sink.replace(listing, began_s)
             start_revision = listing.revision + 1
             batches = kv.watch(name, start_revision) if is_prefix else kv.watch_key(name, start_revision)

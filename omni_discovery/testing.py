@@ -191,9 +191,10 @@ class FakeKV:
         self._maybe_lose_reply()
         return self._revision
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
         """See KVStore."""
-        return self._write_if(key not in self._items, key, value, lease_id)
+        claim = self._write_if(key not in self._items, key, value, lease_id)
+        return claim if also_read is None else replace(claim, also_read=self._listing_of(also_read))
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
@@ -238,6 +239,9 @@ class FakeKV:
     async def list_key(self, key: str) -> Listing:
         """See KVStore."""
         self._check_reachable()
+        return self._listing_of(key)
+
+    def _listing_of(self, key: str) -> Listing:
         item = self._items.get(key)
         return Listing(self._revision, self._cluster_id, () if item is None else (item,))
 

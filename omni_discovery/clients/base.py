@@ -176,9 +176,12 @@ class RegistryClient(abc.ABC):
         # In reverse order of the start, but the record is withdrawn first.
         if self._registrar is not None:
             await self._registrar.close(self._config.close_timeout_s)
+        await self._end_watches()
+        await self._kv.close()
+
+    async def _end_watches(self) -> None:
         for watcher in self._watchers:
             await watcher.close()
-        await self._kv.close()
 
     def _check_open(self) -> None:
         if self._is_closed:

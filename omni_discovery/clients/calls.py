@@ -29,9 +29,9 @@ class ClientCalls:
         """See KVCalls."""
         return await self._wait(lambda kv: kv.put(key, value, lease_id))
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
         """See KVCalls."""
-        return await self._wait(lambda kv: kv.create(key, value, lease_id))
+        return await self._wait(lambda kv: kv.create(key, value, lease_id, also_read=also_read))
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None

@@ -138,11 +138,8 @@ class OmniCoordClientForStage(RegistryClient):
         Raise ConfigError for an unknown field or a value out of range.
         """
         self._check_open()
-        with self._changed:
-            self._record = changed_record(self._record, fields)
-            record = self._record
-            # Inside the lock, so that the records of two threads reach the loop in the order of their changes.
-            self._thread.call(lambda: self._replica.update(self._shown(record)))
+        self._change_record(fields)
+        self._thread.call(self._update_record)
 
     def wait_registered(self, timeout_s: float) -> tuple[int, int]:
         """Wait until the record is published; return (replica_id, epoch). Raise TimeoutError."""
@@ -223,8 +220,22 @@ class OmniCoordClientForStage(RegistryClient):
         if self._reads_producers is not None:
             self._reads_producers.cancel()
         await self._acks.close()
-        await self._control.close(_TAKE_BACK_S)
+        if self._control.has_drain:
+            # Before the record is withdrawn, so that whoever sees that sees the drain done, too.
+            await self._control.close(_TAKE_BACK_S)
         await super()._close_on_loop()
+
+    async def _end_watches(self) -> None:
+        await self._control.close(_TAKE_BACK_S)
+        await super()._end_watches()
+
+    def _change_record(self, fields: Mapping[str, Any]) -> None:
+        with self._changed:
+            self._record = changed_record(self._record, fields)
+
+    def _update_record(self) -> None:
+        # The newest record, whichever change this call was made for: an older one could lack the cordon.
+        self._replica.update(self._shown(self._record))
 
     def _revoked(self) -> frozenset[str]:
         return frozenset() if self._known_hubs is None else self._known_hubs.revoked
@@ -236,21 +247,21 @@ class OmniCoordClientForStage(RegistryClient):
         return msgspec.structs.replace(record, status=ReplicaStatus.STARTING)
 
     def _on_control_change(self, applied: AppliedControl) -> None:
-        if self._is_closed:
-            return
         error = applied.error
         if applied.draining and self._on_drain is None and not error:
             error = f"revision {applied.revision}: this replica can't be drained by its key"
         weight = self._own_weight if applied.weight is None else applied.weight
-        self.describe(cordoned=applied.cordoned, weight=weight, control_revision=applied.revision, control_error=error)
-        if applied.draining and not self._is_draining and self._on_drain is not None:
+        shown = {"cordoned": applied.cordoned, "weight": weight}
+        self._change_record({**shown, "control_revision": applied.revision, "control_error": error})
+        self._update_record()
+        if applied.draining and not (self._is_draining or self._is_closed) and self._on_drain is not None:
             self._is_draining = True
             self._on_drain()
 
     def _on_key_registered(self, key: KeyValue) -> None:
-        self._control.watch_control(replica_id_of(key), key.create_revision)
-        if not self._control.known:
-            self._replica.update(self._shown(self._record))
+        self._control.watch_control(replica_id_of(key), key.create_revision, self._replica.control_listing)
+        # The first write after the claim shows what the control key says, or it does not say ``up``.
+        self._update_record()
         if self._on_registered is not None:
             self._on_registered(replica_id_of(key), key.create_revision)
 

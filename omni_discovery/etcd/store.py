@@ -34,9 +34,10 @@ from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, LeaseTime, List
 __all__ = ["EtcdKV", "parse_endpoints"]
 
 #: Keys of the first page of a list and of the longest, and about how many bytes a page has: all of it is in memory at
-#: once, and a page that comes late is asked for again.
+#: once, and a page that comes late is asked for again. A page of keys without values has so many from the first on.
 _FIRST_PAGE_KEYS: Final = 32
 _MOST_PAGE_KEYS: Final = 500
+_PAGE_OF_KEYS_ALONE: Final = 2000
 _PAGE_BYTES: Final = 2 << 20
 #: How many writes of others are looked through for one of ours whose answer was lost.
 _MOST_STEPS_BACK: Final = 8
@@ -125,10 +126,10 @@ class EtcdKV:
         response = await self._call(lambda channel: channel.kv.Put, request, repeatable=False)
         return int(response.header.revision)
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
         """See KVStore."""
         absent = rpc.Compare(result=rpc.Compare.EQUAL, target=rpc.Compare.CREATE, key=key.encode(), create_revision=0)
-        return await self._put_if([absent], key, value, lease_id)
+        return await self._put_if([absent], key, value, lease_id, also_read)
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Held | None = None
@@ -162,7 +163,8 @@ class EtcdKV:
     async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
         """See KVStore. Read in pages; raises CompactedError if the revision is compacted meanwhile."""
         start, end = prefix.encode() or b"\0", prefix_end(prefix.encode())
-        request = rpc.RangeRequest(key=start, range_end=end, limit=_FIRST_PAGE_KEYS, keys_only=keys_only)
+        limit, most = (_PAGE_OF_KEYS_ALONE,) * 2 if keys_only else (_FIRST_PAGE_KEYS, _MOST_PAGE_KEYS)
+        request = rpc.RangeRequest(key=start, range_end=end, limit=limit, keys_only=keys_only)
         items: list[KeyValue] = []
         while True:
             try:
@@ -178,7 +180,7 @@ class EtcdKV:
             if not page.more or not page.kvs:
                 break
             fitting = request.limit * _PAGE_BYTES // max(1, page.ByteSize())
-            request.limit = max(1, min(fitting, 2 * request.limit, _MOST_PAGE_KEYS))
+            request.limit = max(1, min(fitting, 2 * request.limit, most))
             request.key = page.kvs[-1].key + b"\0"
         self._cluster_id = page.header.cluster_id
         return Listing(request.revision, page.header.cluster_id, tuple(items))
@@ -245,10 +247,14 @@ class EtcdKV:
             self._server_versions.close()
             await self._channels.close()
 
-    async def _put_if(self, conditions: Sequence[Any], key: str, value: bytes, lease_id: int) -> Claim:
+    async def _put_if(
+        self, conditions: Sequence[Any], key: str, value: bytes, lease_id: int, also_read: str | None = None
+    ) -> Claim:
         put = rpc.RequestOp(request_put=rpc.PutRequest(key=key.encode(), value=value, lease=lease_id))
-        read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key.encode()))
-        request = rpc.TxnRequest(compare=conditions, success=[put, read], failure=[read])
+        names = [key] if also_read is None else [key, also_read]
+        reads = [rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())) for name in names]
+        # Read in both cases: where an answer was lost, that to the next attempt says that the comparison fails.
+        request = rpc.TxnRequest(compare=conditions, success=[put, *reads], failure=reads)
         seen_revision, unsure = self._seen_revision, False
 
         def note(error: RegistryError) -> None:
@@ -256,16 +262,19 @@ class EtcdKV:
             unsure = unsure or (isinstance(error, RegistryUnavailableError) and error.may_have_run)
 
         response = await self._call(lambda channel: channel.kv.Txn, request, repeatable=True, on_failure=note)
-        kvs = response.responses[-1].response_range.kvs
-        current = to_key_value(kvs[0]) if kvs else None
+        found = [tuple(map(to_key_value, each.response_range.kvs)) for each in response.responses[-len(reads) :]]
+        current, revision, beside = found[0][0] if found[0] else None, int(response.header.revision), None
+        if also_read is not None:
+            self._cluster_id = response.header.cluster_id
+            beside = Listing(revision, self._cluster_id, found[1])
         if response.succeeded or not unsure:
-            return Claim(bool(response.succeeded), int(response.header.revision), current)
+            return Claim(bool(response.succeeded), revision, current, beside)
         # What made the comparison fail may be an earlier attempt, whose answer was lost.
         after = max((each.mod_revision for each in conditions if each.key == put.request_put.key), default=0)
         ours = await self._find_write(current, value, lease_id, after or seen_revision)
         if ours is None:
-            return Claim(False, int(response.header.revision), current)
-        return Claim(True, ours.mod_revision, ours)
+            return Claim(False, revision, current, beside)
+        return Claim(True, ours.mod_revision, ours, beside)
 
     async def _find_write(self, current: KeyValue | None, value: bytes, lease_id: int, after: int) -> KeyValue | None:
         """A key as a write of this value left it behind revision ``after``, whatever became of it since.

@@ -18,7 +18,7 @@ from omni_discovery.errors import CompactedError, RegistryDeniedError, RegistryE
 from omni_discovery.kv import KeyValue, KVStore, Listing, PutEvent, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.records import keys
-from omni_discovery.records.control import AppliedControl, decide, without_drain
+from omni_discovery.records.control import AppliedControl, Decision, decide, without_drain
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +74,12 @@ class ControlWatch:
         #: The key that was put back last. With another id it goes with this process.
         self._put_back: KeyValue | None = None
 
-    def watch_control(self, replica_id: int, epoch: int) -> None:
+    def watch_control(self, replica_id: int, epoch: int, listing: Listing | None = None) -> None:
         """Watch the key of this id, for the life ``epoch``. What applied to another id ends, but for a drain.
 
-        With a registry that has lost its keys an id means nothing: then all that applied goes with this process.
+        ``listing`` is the key as it was read just now, if it was: unless something has to be written first, it is
+        applied before this returns. With a registry that has lost its keys an id means nothing: then all that applied
+        goes with this process.
         """
         if replica_id != self._replica_id:
             self._lost = self._lost or self._put_back
@@ -89,8 +91,17 @@ class ControlWatch:
         if self._task is not None:
             self._task.cancel()
         self._key = keys.replica_control_key(self._namespace, self._stage_id, replica_id)
-        watching = list_and_watch(self._kv, self._key, self, is_prefix=False, clock=self._clock, jitter=self._jitter)
+        if listing is not None:
+            self._apply_now(listing)
+        watching = list_and_watch(
+            self._kv, self._key, self, is_prefix=False, clock=self._clock, jitter=self._jitter, first=listing
+        )
         self._task = asyncio.create_task(watching, name="control-watch")
+
+    @property
+    def has_drain(self) -> bool:
+        """Whether the key has the drain that this process obeys, which ``close`` removes."""
+        return self._drain is not None
 
     async def close(self, timeout_s: float) -> None:
         """Stop watching; remove the drain of this life from the key, if that works within ``timeout_s``. Idempotent."""
@@ -158,19 +169,20 @@ class ControlWatch:
             case _:
                 logger.error("control.failed replica=%s", self._name, exc_info=error)
 
+    def _apply_now(self, listing: Listing) -> None:
+        """Apply the key without a write, if that can be; else ``replace``, which gets the listing too, does it all."""
+        current = listing.items[0] if listing.items else None
+        if self._lost is None and not self._has_lost_keys(listing, current):
+            self._decide(current, listing.revision)
+
     async def _observe(self, current: KeyValue | None, revision: int) -> None:
         """The key had the value ``current`` at ``revision``: bind a drain in it if there is one, then apply it."""
         if current is None and self._lost is not None:
             self._apply(changed(self._applied, revision=0, error=_LOST))
             return
         for _ in range(_BIND_TRIES):
-            self._standing = current
-            self._seen_revision = current.mod_revision if current is not None else revision
-            decision = decide(current, self._epoch, self._applied)
+            decision = self._decide(current, revision)
             if decision.bound is None or current is None:
-                if decision.applied.draining and (self._drain is None or self._drain.key == self._key):
-                    self._drain = current
-                self._apply(decision.applied)
                 return
             try:
                 claim = await self._kv.compare_and_put(self._key, decision.bound, current.mod_revision)
@@ -179,6 +191,17 @@ class ControlWatch:
                 self._apply(changed(decision.applied, error=f"revision {current.mod_revision}: {_UNBOUND}"))
                 return
             current, revision = claim.current, claim.revision
+
+    def _decide(self, current: KeyValue | None, revision: int) -> Decision:
+        """Note what the key has at ``revision``; decide what it means, and apply that unless a drain must be bound."""
+        self._standing = current
+        self._seen_revision = current.mod_revision if current is not None else revision
+        decision = decide(current, self._epoch, self._applied)
+        if decision.bound is None:
+            if decision.applied.draining and (self._drain is None or self._drain.key == self._key):
+                self._drain = current
+            self._apply(decision.applied)
+        return decision
 
     def _has_lost_keys(self, listing: Listing, current: KeyValue | None) -> bool:
         """Whether the registry is another one than before, or went back in its history.

@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import tenacity
 
@@ -33,6 +33,8 @@ WRITES_PER_S: Final = 200.0
 #: Counts of replicas per second, by all replicas together; and the shortest pause between two counts of one replica.
 _COUNTS_PER_S: Final = 20.0
 _LEAST_PAUSE_S: Final = 10.0
+#: The first count is made after about so long: etcd reads all records for one, which would hold a registration up.
+_FIRST_COUNT_S: Final = 1.0
 
 
 class LoadPace:
@@ -62,6 +64,7 @@ async def watch_population(
 ) -> None:
     """Count the replicas under ``prefix`` periodically, for ``pace``. Ends only by cancellation."""
     replicas = 0
+    await clock.sleep(_FIRST_COUNT_S * (0.5 + jitter()))
     while True:
         try:
             replicas = (await kv.summary(prefix)).count
@@ -177,7 +180,7 @@ class LeasedKey(abc.ABC):
         self._publish_at_s: float | None = None
         self._published_at_s = float("-inf")
         self._repaired_at_s = float("-inf")
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._tasks: tuple[asyncio.Task[Any], ...] = ()
 
     @abc.abstractmethod
     async def _claim(self, lease_id: int) -> KeyValue:
@@ -208,9 +211,8 @@ class LeasedKey(abc.ABC):
         tasks, self._tasks = self._tasks, ()
         if not tasks:
             return
-        if self._own_key_watch is not None:
-            tasks = (*tasks, self._own_key_watch)
-        for task in tasks:
+        watches = () if self._own_key_watch is None else (self._own_key_watch,)
+        for task in (*tasks, *watches):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         try:
@@ -218,6 +220,8 @@ class LeasedKey(abc.ABC):
                 await self._withdraw()
         except (TimeoutError, RegistryError) as error:
             logger.warning("registrar.left_to_expire key=%s reason=%r", self._key_name, error)
+        # A stream takes its time to end, which the withdrawal need not wait for.
+        await asyncio.gather(*watches, return_exceptions=True)
         self._standing = None
 
     @property

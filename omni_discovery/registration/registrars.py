@@ -10,8 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.clock import Clock, SystemClock
-from omni_discovery.errors import ConfigError, RecordError, RegistryUnavailableError
-from omni_discovery.kv import Claim, KeyValue, KVStore
+from omni_discovery.errors import (
+    ConfigError,
+    RecordError,
+    RegistryDeniedError,
+    RegistryUnavailableError,
+)
+from omni_discovery.kv import KeyValue, KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.records.sizes import check_value
@@ -19,6 +24,8 @@ from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
 #: Fields that change all the time; a change of them alone is written at most once a load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
+#: Ids that were listed longer ago are listed again: an id may have become free since.
+_LISTED_FOR_S: Final = 2.0
 
 
 def checked(record: ReplicaRecord) -> ReplicaRecord:
@@ -54,7 +61,8 @@ class ReplicaRegistrar(LeasedKey):
     """Registers one replica under ``replicas/<stage_id>/<replica_id>``.
 
     The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is claimed if it is free. After a loss
-    the former id is claimed again if it is free.
+    the former id is claimed again if it is free. Three round trips: the lease, beside it a list of the taken ids unless
+    an id is wanted; the claim, which also reads the id's control key; and the record with its epoch.
     """
 
     def __init__(
@@ -65,57 +73,98 @@ class ReplicaRegistrar(LeasedKey):
         self._record = record
         self._wanted_id = wanted_id
         self._registered_at_s = 0.0
+        self._is_withdrawn = False
+        #: The lease under which a key was claimed last, or may have been: the answer can be lost.
+        self._tried_lease_id = 0
+        #: Lists the taken ids while the lease is granted; None once that was used.
+        self._listing_ids: asyncio.Task[Listing] | None = None
+        self._listed_at_s = 0.0
+        #: The control key of the claimed id, as it was when that was claimed; None if it was not read then.
+        self.control_listing: Listing | None = None
 
     @property
     def name(self) -> str:
         """See LeasedKey."""
         if self._wanted_id is None:
             return keys.replicas_prefix(self._namespace, self._record.stage_id)
-        return keys.replica_key(self._namespace, self._record.stage_id, self._wanted_id)
+        return self._key_of(self._wanted_id)
 
     def start(self) -> None:
         """Begin to register; returns at once."""
         super().start()
+        if self._wanted_id is None:
+            self._listed_at_s = self._clock.monotonic_s()
+            self._listing_ids = asyncio.create_task(self._list_ids(), name="taken-ids")
+            self._tasks = (*self._tasks, self._listing_ids)
         every = keys.replicas_prefix(self._namespace)
         counting = watch_population(self._kv, every, self._load_pace, self._clock, self._jitter)
         self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
 
     def update(self, record: ReplicaRecord) -> None:
-        """Publish ``record`` instead: at once, or as the write budget allows if only the load has changed."""
+        """Publish ``record`` instead: at once, or as the write budget allows if only the load has changed.
+
+        Once the withdrawal has begun, nothing else is published.
+        """
+        if self._is_withdrawn:
+            return
         before, self._record = self._record, record
         changed = {name for name in record.__struct_fields__ if getattr(before, name) != getattr(record, name)}
         if changed:
             self._schedule_publish(at_once=not changed <= _SLOW_FIELDS)
 
     async def _claim(self, lease_id: int) -> KeyValue:
-        prefix = keys.replicas_prefix(self._namespace, self._record.stage_id)
-        listing = await self._kv.list(prefix, keys_only=True)
-        taken = set()
+        self.control_listing = None
+        self._registered_at_s = self._clock.wall_s()
+        early, self._listing_ids = self._listing_ids, None
+        is_first, self._tried_lease_id = lease_id != self._tried_lease_id, lease_id
+        listing = None
+        if is_first and self._wanted_id is not None:
+            # The transaction says whether the id is free, and this lease can't have a key yet.
+            claimed = await self._create(self._wanted_id, lease_id)
+            if claimed is not None:
+                return claimed
+        elif is_first and early is not None and self._clock.monotonic_s() < self._listed_at_s + _LISTED_FOR_S:
+            listing = await early
+        return await self._claim_free_id(listing or await self._list_ids(), lease_id)
+
+    async def _claim_free_id(self, listing: Listing, lease_id: int) -> KeyValue:
         for item in listing.items:
             if item.lease_id == lease_id:
                 # Claimed by an earlier attempt whose answer was lost.
                 return item
-            parsed = keys.parse_key(self._namespace, item.key)
-            if isinstance(parsed, keys.ReplicaKey):
-                taken.add(parsed.replica_id)
-        self._registered_at_s = self._clock.wall_s()
-        for replica_id in self._candidates(taken):
-            claim = await self._create(replica_id, lease_id)
-            if claim.current is not None and claim.current.lease_id == lease_id:
-                self._wanted_id = replica_id
-                return claim.current
+        taken = {item.key for item in listing.items}
+        for replica_id in self._candidates():
+            if self._key_of(replica_id) not in taken:
+                claimed = await self._create(replica_id, lease_id)
+                if claimed is not None:
+                    return claimed
         raise AssertionError("the candidates never end")
 
-    def _candidates(self, taken: set[int]) -> Iterator[int]:
-        if self._wanted_id is not None and self._wanted_id not in taken:
-            yield self._wanted_id
-        yield from (number for number in itertools.count() if number not in taken and number != self._wanted_id)
+    async def _list_ids(self) -> Listing:
+        return await self._kv.list(keys.replicas_prefix(self._namespace, self._record.stage_id), keys_only=True)
 
-    async def _create(self, replica_id: int, lease_id: int) -> Claim:
-        key = keys.replica_key(self._namespace, self._record.stage_id, replica_id)
+    def _candidates(self) -> Iterator[int]:
+        if self._wanted_id is not None:
+            yield self._wanted_id
+        yield from (number for number in itertools.count() if number != self._wanted_id)
+
+    def _key_of(self, replica_id: int) -> str:
+        return keys.replica_key(self._namespace, self._record.stage_id, replica_id)
+
+    async def _create(self, replica_id: int, lease_id: int) -> KeyValue | None:
+        """Claim this id, and read its control key if this user of etcd may; return None if the id is taken."""
+        control_key = keys.replica_control_key(self._namespace, self._record.stage_id, replica_id)
         # Not up yet: hubs name the epoch in requests, and this process learns it by the answer to this write.
         status = ReplicaStatus.STARTING if self._record.status is ReplicaStatus.UP else self._record.status
-        return await self._kv.create(key, self._encode(replica_id, 0, status), lease_id)
+        value = self._encode(replica_id, 0, status)
+        try:
+            claim = await self._kv.create(self._key_of(replica_id), value, lease_id, also_read=control_key)
+        except RegistryDeniedError:
+            claim = await self._kv.create(self._key_of(replica_id), value, lease_id)
+        if claim.current is None or claim.current.lease_id != lease_id:
+            return None
+        self._wanted_id, self.control_listing = replica_id, claim.also_read
+        return claim.current
 
     def _value(self, key: KeyValue) -> bytes:
         return self._encode(replica_id_of(key), key.create_revision, self._record.status)
@@ -133,7 +182,8 @@ class ReplicaRegistrar(LeasedKey):
         )
 
     def _set_withdrawn(self) -> bool:
-        self.update(msgspec.structs.replace(self._record, status=ReplicaStatus.DOWN))
+        self._record = msgspec.structs.replace(self._record, status=ReplicaStatus.DOWN)
+        self._is_withdrawn = True
         self._schedule_publish(at_once=True)
         return True
 

@@ -71,6 +71,34 @@ async def test_only_the_first_create_wins_and_the_second_sees_it(store: Store, p
     assert (first.current.value, first.current.create_revision) == (b"1", first.revision)
 
 
+async def test_a_create_reads_another_key_by_the_same_transaction(store: Store, prefix: str) -> None:
+    """1. the other key is not there: the listing is empty; nothing is missed by a watch that begins behind it
+    2. it is there: it is read, also by a create that loses
+    """
+    kv, key, other = store.kv, prefix + "a", prefix + "other"
+    none = await kv.create(key, b"1")
+    assert none.also_read is None
+    await kv.delete(key)
+    won = await kv.create(key, b"1", also_read=other)
+    assert won.won
+    assert won.current is not None
+    assert won.current.value == b"1"
+    assert won.also_read is not None
+    assert (won.also_read.items, won.also_read.revision) == ((), won.revision)
+    assert won.also_read.cluster_id == (await kv.list(prefix)).cluster_id
+    revision = await kv.put(other, b"2")
+    batches = kv.watch_key(other, won.also_read.revision + 1)
+    async with aclosing(batches):
+        (event,) = await take(batches, 1)
+    assert isinstance(event, PutEvent)
+    assert event.item.mod_revision == revision
+    lost = await kv.create(key, b"3", also_read=other)
+    assert not lost.won
+    assert lost.also_read is not None
+    assert [(item.key, item.value, item.mod_revision) for item in lost.also_read.items] == [(other, b"2", revision)]
+    assert lost.current == won.current
+
+
 async def test_of_many_that_create_one_key_exactly_one_wins(store: Store, prefix: str) -> None:
     claims = await asyncio.gather(*(store.kv.create(prefix + "a", str(number).encode()) for number in range(16)))
     assert sum(claim.won for claim in claims) == 1

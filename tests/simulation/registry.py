@@ -171,8 +171,8 @@ class EtcdModel(FakeKV):
         owner = Held(held[1].key.decode(), held[1].lease) if held else None
         # A key that is not there has neither revision.
         claim = run_now(self.compare_and_put(key, put.value, first.mod_revision, put.lease, held=owner))
-        ranges = SimpleNamespace(kvs=_shown([] if claim.current is None else [claim.current]))
-        return self._reply(succeeded=claim.won, responses=[SimpleNamespace(response_range=ranges)])
+        ranges = [self._read(operation.request_range) for operation in request.failure]
+        return self._reply(succeeded=claim.won, responses=[SimpleNamespace(response_range=each) for each in ranges])
 
     @property
     def cluster_id(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.errors import RegistryDeniedError
 from omni_discovery.etcd.admin import grant_roles
 from omni_discovery.etcd.config import RegistrySecurity
@@ -45,6 +46,11 @@ def secured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     for role in WRITES:
         password = f"{role}-secret"
         asyncio.run(grant_roles([server.endpoint], RegistrySecurity(), NS, [role], f"omni-{NS}/{role}", password))
+    # A role made by hand, that lets a replica register and not read its control key.
+    server.etcdctl("role", "add", "blind")
+    server.etcdctl("role", "grant-permission", "blind", "readwrite", keys.replicas_prefix(NS), "--prefix")
+    server.etcdctl("user", "add", "blind:blind-secret")
+    server.etcdctl("user", "grant-role", "blind", "blind")
     server.etcdctl("user", "add", f"root:{ROOT}")
     server.etcdctl("user", "grant-role", "root", "root")
     server.etcdctl("auth", "enable")
@@ -148,6 +154,20 @@ async def test_who_may_not_see_the_api_keys_sees_all_else(secured: EtcdServer, r
     finally:
         for kv in (root, reader, plain):
             await kv.close()
+
+
+async def test_a_replica_that_may_not_read_its_control_key_registers_and_says_so(secured: EtcdServer) -> None:
+    """The claim reads that key by its transaction, which etcd refuses as a whole: the claim is made without it."""
+    with OmniCoordClientForStage(
+        secured.endpoint, "tcp://h:1", "tcp://h:2", 0, namespace=NS, user="blind", password="blind-secret"
+    ) as client:
+        replica_id, epoch = await asyncio.to_thread(client.wait_registered, 20.0)
+        async with connected(secured, "observer") as kv:
+            found = await kv.get(keys.replica_key(NS, 0, replica_id))
+    assert found is not None
+    record = json.loads(found.value)
+    assert (record["status"], record["epoch"], found.create_revision) == ("up", epoch, epoch)
+    assert "can't be read" in record["control_error"]
 
 
 class Users:

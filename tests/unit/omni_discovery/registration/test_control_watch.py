@@ -7,6 +7,7 @@ import json
 import pytest
 
 from omni_discovery.errors import RegistryRefusedError
+from omni_discovery.kv import Listing
 from omni_discovery.records import keys
 from omni_discovery.records.control import AppliedControl
 from omni_discovery.registration.control_watch import ControlWatch
@@ -132,6 +133,42 @@ async def test_a_drain_that_can_not_be_removed_in_time_holds_nobody_up(followed:
     await followed.watch.close(0.1)
 
 
+# ---- a key that was read by the claim
+
+
+async def test_a_key_that_was_read_is_applied_at_once_and_watched_from_there(followed: Followed) -> None:
+    """1. no round trip before it is known; 2. what is written behind the listing is seen, and nothing is listed"""
+    revision = await followed.put('{"cordon": true}')
+    listing = await followed.kv.list_key(KEY)
+    later = await followed.kv.put(KEY, b'{"weight": 2}')
+    lists: list[str] = []
+
+    async def list_key(key: str) -> Listing:
+        lists.append(key)
+        return listing
+
+    followed.kv.list_key = list_key  # type: ignore[method-assign]
+    followed.watch.watch_control(1, 7, listing)
+    assert followed.watch.known
+    assert followed.told == [AppliedControl(cordoned=True, revision=revision)]
+    await settle()
+    assert followed.told[1:] == [AppliedControl(weight=2.0, revision=later)]
+    assert lists == []
+    await followed.watch.close(1.0)
+
+
+async def test_a_drain_that_was_read_is_bound_before_it_is_known(followed: Followed) -> None:
+    revision = await followed.put('{"drain": true}')
+    followed.watch.watch_control(1, 7, await followed.kv.list_key(KEY))
+    assert (followed.watch.known, followed.told) == (False, [])
+    await settle()
+    assert followed.told == [AppliedControl(draining=True, revision=revision + 1)]
+    assert await followed.stands() == {"drain": True, "epoch": 7}
+    assert followed.watch.has_drain
+    await followed.watch.close(1.0)
+    assert not followed.watch.has_drain
+
+
 # ---- a registry that has lost its keys
 
 
@@ -168,6 +205,17 @@ async def test_it_is_put_back_also_where_the_replica_registers_before_its_watch_
     await cordoned(followed)
     followed.kv.wipe()
     followed.watch.watch_control(1, 3)
+    await settle()
+    assert await followed.stands() == {"cordon": True}
+    assert all(told.cordoned for told in followed.told[1:])
+    await followed.watch.close(1.0)
+
+
+async def test_a_wiped_registry_in_which_the_claim_has_read_no_key_gets_it_back(followed: Followed) -> None:
+    await cordoned(followed)
+    followed.kv.wipe()
+    followed.watch.watch_control(1, 3, await followed.kv.list_key(KEY))
+    assert all(told.cordoned for told in followed.told[1:])
     await settle()
     assert await followed.stands() == {"cordon": True}
     assert all(told.cordoned for told in followed.told[1:])

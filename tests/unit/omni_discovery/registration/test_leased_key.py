@@ -31,9 +31,20 @@ class SlowKV(FakeKV):
         super().__init__(clock)
         self.release_create: asyncio.Event | None = None
         self.failing_writes = self.failing_reads = 0
+        #: So many creates take effect, and their answers are lost.
+        self.lost_creates = 0
+        #: How often a prefix was listed.
+        self.lists = 0
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
-        claim = await super().create(key, value, lease_id)
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        self.lists += 1
+        return await super().list(prefix, keys_only=keys_only)
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
+        claim = await super().create(key, value, lease_id, also_read=also_read)
+        if claim.won and self.lost_creates:
+            self.lost_creates -= 1
+            raise RegistryUnavailableError("the answer was lost", may_have_run=True)
         release, self.release_create = self.release_create, None
         if release is not None:
             await release.wait()
@@ -150,12 +161,88 @@ async def test_a_wanted_id_is_taken_if_it_is_free_and_else_the_lowest(scene: Sce
     assert await scene.ids() == ["0", "5"]
 
 
-async def test_a_claim_whose_answer_was_lost_is_recognised(scene: Scene) -> None:
-    scene.kv.loses_replies = 2
+async def test_an_id_that_is_wanted_is_claimed_without_a_list(scene: Scene) -> None:
+    """1. the id is free: nothing is listed; 2. the lease is lost, and the former id claimed under the next: the same
+    3. another wants the id, too: one list finds it a free one
+    """
+    first = await scene.replica(wanted_id=5)
+    scene.kv.is_out = True
+    await scene.clock.advance(10.0)
+    scene.kv.is_out = False
+    scene.kv.wipe()
+    await scene.clock.advance(5.0)
+    assert first.lease_id
+    assert scene.kv.lists == 0
+    assert await scene.ids() == ["5"]
+    before = scene.kv.lists
+    await scene.replica(wanted_id=5)
+    assert scene.kv.lists == before + 1
+    assert await scene.ids() == ["0", "5"]
+
+
+async def test_ids_that_were_listed_with_the_grant_are_only_a_hint(scene: Scene) -> None:
+    """1. the lease is not granted yet, and the ids were listed: 0 is free; 2. another takes 0: ours becomes 1"""
+    scene.may_renew = False
     await scene.replica()
+    await scene.kv.put(keys.replica_key(NS, 0, 0), b"{}")
+    scene.may_renew = True
+    await scene.clock.advance(1.6)
+    assert scene.kv.lists == 1
+    assert await scene.ids() == ["0", "1"]
+
+
+async def test_ids_that_were_listed_long_ago_are_listed_again(scene: Scene) -> None:
+    """1. id 0 is taken, and the lease is not granted for long; 2. id 0 becomes free meanwhile, and is ours"""
+    await scene.kv.put(keys.replica_key(NS, 0, 0), b"{}")
+    scene.may_renew = False
+    await scene.replica()
+    await scene.clock.advance(30.0)
+    await scene.kv.delete(keys.replica_key(NS, 0, 0))
+    scene.may_renew = True
+    await scene.clock.advance(2.0)
+    assert scene.kv.lists == 2
+    assert await scene.ids() == ["0"]
+
+
+async def test_a_list_that_failed_beside_the_grant_is_made_again(scene: Scene) -> None:
+    await scene.kv.put(keys.replica_key(NS, 0, 0), b"{}")
+    scene.kv.is_out = True
+    await scene.replica()
+    scene.kv.is_out = False
+    await scene.clock.advance(1.0)
+    assert await scene.ids() == ["0", "1"]
+
+
+async def test_nothing_is_published_behind_the_withdrawal(scene: Scene) -> None:
+    """A change that another thread has made meanwhile must not say `up` again."""
+    registrar = await scene.replica()
+    assert registrar._set_withdrawn()
+    registrar.update(changed_record(RECORD, {"reason": "late"}))
+    await settle()
+    assert (await scene.record())["status"] == "down"
+
+
+@pytest.mark.parametrize("wanted_id", [None, 5])
+async def test_a_claim_whose_answer_was_lost_is_recognised(scene: Scene, wanted_id: int | None) -> None:
+    scene.kv.lost_creates = 1
+    await scene.replica(wanted_id=wanted_id)
+    assert scene.story == []
+    await scene.clock.advance(5.0)
+    assert await scene.ids() == [str(wanted_id or 0)]
+    assert [line.split()[0] for line in scene.story[:2]] == ["registered", "published"]
+
+
+async def test_a_lease_never_has_two_keys(scene: Scene) -> None:
+    """1. the wanted id is taken; 0 is claimed, and the answer to that is lost; 2. the wanted id becomes free
+    3. the next attempt finds that its lease has 0 already
+    """
+    await scene.kv.put(keys.replica_key(NS, 0, 5), b"{}")
+    scene.kv.lost_creates = 1
+    await scene.replica(wanted_id=5)
+    await scene.kv.delete(keys.replica_key(NS, 0, 5))
     await scene.clock.advance(5.0)
     assert await scene.ids() == ["0"]
-    assert [line.split()[0] for line in scene.story[:2]] == ["registered", "published"]
+    assert (await scene.record())["status"] == "up"
 
 
 async def test_the_lease_is_renewed_for_hours(scene: Scene) -> None:

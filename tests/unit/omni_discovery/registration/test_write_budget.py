@@ -49,7 +49,7 @@ async def test_a_replica_learns_how_many_there_are_and_slows_down() -> None:
     for number in range(400):
         await kv.put(keys.replica_key(NS, number % 4, number), b"")
     task = asyncio.create_task(watch_population(kv, keys.replicas_prefix(NS), pace, clock, lambda: 0.5))
-    await settle()
+    await clock.advance(1.0)
     assert pace.interval_s == 2.0
     kv.is_out = True
     await clock.advance(20.0)
