@@ -220,8 +220,6 @@ class ApiServers:
             logger.error("api_server.not_started number=%d: %s", server.number, error)
             server.start_at_s = self._now() + server.pauses.ended(0.0)
             return
-        if self._waits is not None:
-            self._waits.end(server.name)
         logger.info("api_server.starting number=%d pid=%d", server.number, server.child.pid)
 
     def _spawn(self, number: int) -> tuple[int, subprocess.Popen[bytes]]:
@@ -270,6 +268,8 @@ class ApiServers:
         server.close_ready()
         if told:
             server.up_since_s, server.was_up = self._now(), True
+            if self._waits is not None:
+                self._waits.end(server.name)
             text = "api_server.ready number=%d pid=%d after_s=%.1f"
             logger.info(text, server.number, server.child.pid, server.up_since_s - server.began_s)
 
@@ -285,8 +285,8 @@ class ApiServers:
         logger.log(logging.INFO if was_well else logging.ERROR, text, server.number, code, pause_s)
         if self._waits is not None:
             reason = f"it ended with exit code {code} and is started again after {pause_s:.1f} s"
-            kind = WaitKind.RESTART if server.pauses.quick_ends < 3 else WaitKind.CRASH_LOOP
-            self._waits.begin(server.name, f"API server {server.number} of this hub", reason, kind)
+            # Until it listens: so one that ends again and again is seen to wait for long.
+            self._waits.begin(server.name, f"API server {server.number} of a hub", reason, WaitKind.RESTART)
 
     async def _stop(self, number: int, child: subprocess.Popen[bytes]) -> None:
         began_s = self._now()

@@ -24,6 +24,7 @@ from hub.serve.flags import check_flags, check_servers_with
 from omni_discovery.commands.stage_options import open_config, read_config
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistrySecurity
+from omni_discovery.stories import Waits
 from tests.support.hub_fakes import ONE_STAGE, deploy_of
 from tests.support.serving import serve_config
 
@@ -177,6 +178,35 @@ async def test_one_that_is_killed_is_started_again_after_a_pause_that_grows(serv
         again = await until_ready(servers)
         assert again[1] != first[1]
         assert again[2] == first[2]
+    await servers.stop()
+
+
+async def test_one_that_ends_again_and_again_is_seen_to_wait_until_it_listens(
+    servers: ApiServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a server is killed, and its next two processes end at once: one wait, that has its first beginning
+    2. the next one listens: the wait is over
+    """
+    wall_s = iter(range(100))
+    waits = servers._waits = Waits(tmp_path, "test", "e:1", lambda: next(wall_s))
+    servers.start()
+    await until_ready(servers)
+    clock: Any = servers._now
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "orig_argv", [sys.executable, "-c", "raise SystemExit(3)"])
+        os.kill(servers._servers[0].child.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        for _ in range(3):
+            await ended(servers, 1)
+            (wait,) = waits._waits.values()
+            assert wait.since_s == 0
+            assert wait.who == "API server 1 of a hub"
+            clock.now_s += 60.0
+            servers.restart_ended()
+        assert "exit code 3" in wait.reason
+    await ended(servers, 1)
+    clock.now_s += 60.0
+    await until_ready(servers)
+    assert not waits._waits
     await servers.stop()
 
 
