@@ -15,6 +15,7 @@ from hub.serve.flags import (
     DEFAULT_HOST,
     DEFAULT_PORT,
     check_flags,
+    check_servers_with,
     hub_config,
     warn_of_ignored_flags,
 )
@@ -29,12 +30,20 @@ from omni_discovery.commands.registry import (
     take_secrets,
     user_runtime_dir,
 )
-from omni_discovery.commands.stage_options import open_config, read_stage_options, runtime_here, stage_command
-from omni_discovery.deploy.document import DeployConfig
+from omni_discovery.commands.stage_options import (
+    open_config,
+    read_config,
+    read_stage_options,
+    runtime_here,
+    stage_command,
+)
+from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.errors import ConfigError
+from omni_discovery.logs.setup import identify_server
 from omni_discovery.processes import die_with_parent, raise_descriptor_limit, reads_own_files
 
 if TYPE_CHECKING:
+    from hub.serve.api_servers import ServerOptions
     from hub.serve.running_hub import ServeConfig
 
 logger = logging.getLogger(__name__)
@@ -42,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run ``omni serve`` with these arguments; return the exit code. Raise OmniError for what can't be served."""
+    if arguments.api_server_fd is not None:
+        return run_further_server(arguments)
     if shows_key(sys.orig_argv) and arguments.api_key:
         _hide_keys(arguments)
     configure_logging(read_log_options(arguments))
@@ -89,7 +100,13 @@ def dry_run(arguments: argparse.Namespace) -> int:
 
     if arguments.headless:
         return dry_run_headless(arguments, read_security(arguments))
-    return dry_run_hub(arguments, serve_config(arguments, deploy_of(arguments)))
+    return dry_run_hub(arguments, serve_config(arguments, _checked_deploy(arguments)))
+
+
+def _checked_deploy(arguments: argparse.Namespace) -> DeployConfig:
+    deploy = deploy_of(arguments)
+    check_servers_with(arguments, deploy, os.environ)
+    return deploy
 
 
 def run_headless(arguments: argparse.Namespace) -> int:
@@ -105,7 +122,7 @@ def run_headless(arguments: argparse.Namespace) -> int:
 
 def run_with_hub(arguments: argparse.Namespace) -> int:
     """Serve over HTTP until a signal comes."""
-    config = serve_config(arguments, deploy_of(arguments))
+    config = serve_config(arguments, _checked_deploy(arguments))
     from hub.serve.app import run_hub
 
     if arguments.parent_pid is not None:
@@ -115,8 +132,24 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
     return run_hub(config)
 
 
-def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeConfig:
-    """The settings of a hub by its flags. Raise ConfigError."""
+def run_further_server(arguments: argparse.Namespace) -> int:
+    """Serve behind the port of the process that has started this one with its own flags, until a signal comes."""
+    from hub.serve.api_servers import ServerOptions, without_first
+    from hub.serve.app import run_hub
+
+    options = read_config(arguments.api_server_fd, ServerOptions)
+    die_with_parent(options.parent_pid)
+    configure_logging(read_log_options(arguments))
+    identify_server(options.number)
+    without_first(arguments, options)
+    deploy = decode_deploy(options.document, "the pipeline of the first API server")
+    return run_hub(serve_config(arguments, deploy, options))
+
+
+def serve_config(
+    arguments: argparse.Namespace, deploy: DeployConfig, further: ServerOptions | None = None
+) -> ServeConfig:
+    """The settings of a hub by its flags, and for a ``further`` API server by what the first has. Raise ConfigError."""
     try:
         import hub.serve.app  # noqa: F401 - imports all packages that a hub needs
         from hub.serve.clients.flags import http_config
@@ -134,12 +167,16 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
     descriptors = raise_descriptor_limit("a hub")
     host = DEFAULT_HOST if arguments.host is None else arguments.host
     stages = stages_on_host(arguments, deploy)
-    plan_on_host(arguments, deploy, stages)
+    if further is None:
+        plan_on_host(arguments, deploy, stages)
+        door = read_door(arguments, take_secrets(DOOR_SECRETS), _moved_keys(arguments))
+    else:
+        door = further.door(read_door(arguments, {}))
     return ServeConfig(
         deploy=deploy,
         hub=hub_config(arguments),
         endpoints=arguments.etcd_endpoints,
-        security=read_security(arguments),
+        security=read_security(arguments) if further is None else further.security,
         zmq_security=arguments.zmq_security,
         labels=read_labels(arguments.label),
         namespace=arguments.namespace,
@@ -149,10 +186,12 @@ def serve_config(arguments: argparse.Namespace, deploy: DeployConfig) -> ServeCo
         port=DEFAULT_PORT if arguments.port is None else arguments.port,
         local_stages=supervisor_options(stages, arguments, deploy),
         runtime_dir=user_runtime_dir(),
-        state_dir=user_state_dir(),
+        state_dir=None if further is not None and further.is_embedded else user_state_dir(),
+        api_servers=1 if further is not None else arguments.api_server_count,
+        further=further,
         api=arguments.api,
         api_flags=arguments.api_args or "",
-        door=read_door(arguments, take_secrets(DOOR_SECRETS), _moved_keys(arguments)),
+        door=door,
         http=http_config(arguments, host, descriptors),
         jobs=jobs_config(arguments),
         traces_endpoint=arguments.otlp_traces_endpoint,

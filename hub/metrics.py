@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.registry import Collector
 
+from hub.exposition import Exposition
 from omni_discovery.metrics.collector import HostCollector, add_build_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from prometheus_client import Metric
     from prometheus_client.metrics import MetricWrapperBase
@@ -109,17 +109,6 @@ class LeftReplicas:
         return removed
 
 
-class _Collected(Collector):
-    """Metrics as they were when they were collected."""
-
-    def __init__(self, metrics: Sequence[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        """See Collector."""
-        return self._metrics
-
-
 class HubMetrics:
     """All metrics of one hub."""
 
@@ -129,6 +118,8 @@ class HubMetrics:
         #: The names of the replicas that are registered now.
         self._registered: Callable[[], Collection[str]] = tuple
         self.registry = CollectorRegistry()
+        #: What ``/metrics`` says.
+        self.exposition = Exposition(self._collect)
         self.requests = Counter(
             "omni_hub_requests", "Requests that ended or were refused, by outcome.", ["outcome"], registry=self.registry
         )
@@ -389,12 +380,9 @@ class HubMetrics:
         if replica and self._left.note_series(replica, labels):
             self._forget_left()
 
-    def snapshot(self) -> CollectorRegistry:
-        """All metrics as they are now; any thread may render it, while this hub goes on."""
+    def _collect(self) -> Iterable[Metric]:
         self._forget_left()
-        collected = CollectorRegistry()
-        collected.register(_Collected(list(self.registry.collect())))
-        return collected
+        return self.registry.collect()
 
     def _forget_left(self) -> None:
         for labels in self._left.forget_left(self._registered(), self._now()):

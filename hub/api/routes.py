@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -77,9 +76,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int, jobs: JobSe
         return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
-        # Gauges read the loop's own state; to write it all down takes longer, and needs none of it.
-        text = await asyncio.to_thread(generate_latest, omni.hub_metrics.snapshot())
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        return Response(await omni.hub_metrics.exposition.whole(), media_type=CONTENT_TYPE_LATEST)
 
     sounds, videos = EncoderThreads(), Videos(omni, deploy, jobs)
     return Starlette(

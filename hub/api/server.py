@@ -12,7 +12,7 @@ import uvicorn
 
 from hub.api.connections import ConnectionLimits
 from hub.api.cross_origin import WebPolicy, guarded
-from hub.api.door.handshakes import TlsListener
+from hub.api.door.handshakes import TlsListener, accept_waiting
 from hub.api.exchange import Exchanges
 from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.held_headers import HeldHeaders
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How long open answers may go on when the hub stops.
 _GRACE_S: Final = 5
+#: How long the requests may take to come of clients that were connected at the last moment.
+_LAST_REQUESTS_S: Final = 0.2
 #: How long clients without a request may take to close.
 _GOODBYE_S: Final = 1.0
 #: Interval at which answers are ended after that, including those that began meanwhile.
@@ -41,6 +43,8 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, bounded: BoundedServer) -> None:
         super().__init__(config)
         self._bounded = bounded
+        self._listeners: list[socket.socket] = []
+        self.servers = []
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -49,21 +53,37 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
         config, loop = self.config, asyncio.get_running_loop()
-
-        def connection() -> BoundedHttp:
-            make: Callable[..., Any] = config.http_protocol_class
-            made: BoundedHttp = make(config=config, server_state=self.server_state, app_state={})
-            return made
-
         self.servers: list[Any] = [
-            await loop.create_unix_server(connection, sock=each, backlog=config.backlog)
+            await loop.create_unix_server(self._connection, sock=each, backlog=config.backlog)
             if each.family == socket.AF_UNIX
-            else await loop.create_server(connection, sock=each, backlog=config.backlog)
+            else await loop.create_server(self._connection, sock=each, backlog=config.backlog)
             if config.ssl is None
-            else TlsListener(each, config.ssl, self._bounded, connection)
+            else TlsListener(each, config.ssl, self._bounded, self._connection)
             for each in sockets or []
         ]
+        self._listeners = list(sockets or [])
         self.started = True
+
+    async def stop_listening(self) -> None:
+        """Accept nothing new; clients that the kernel has connected until now are served. Idempotent."""
+        loop = asyncio.get_running_loop()
+        for server, listener in zip(self.servers, self._listeners, strict=False):
+            # Nothing waits in between: whoever is connected by the kernel before the close is cut off by it.
+            if isinstance(server, TlsListener):
+                server.accept_last()
+                listener.close()
+                continue
+            waiting = accept_waiting(listener)
+            server.close()
+            listener.close()
+            for sock, _ in waiting:
+                await loop.connect_accepted_socket(self._connection, sock)
+        self._listeners.clear()
+
+    def _connection(self) -> BoundedHttp:
+        make: Callable[..., Any] = self.config.http_protocol_class
+        made: BoundedHttp = make(config=self.config, server_state=self.server_state, app_state={})
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +144,9 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Accept nothing new; open answers may end within 5 s, then they are ended with an error. Idempotent."""
+        if self._task is not None and self._server.started:
+            await self._server.stop_listening()
+            await asyncio.sleep(_LAST_REQUESTS_S)
         self._server.should_exit = True
         if self._task is not None:
             hurried = asyncio.create_task(self._hurries.wait())

@@ -67,7 +67,8 @@ class DeployVersions:
         self._releases = [DeployVersion(StageGraph(deploy), fingerprints, firsts)]
         #: The last document that was compared, as stored in the registry.
         self._seen = encode_deploy(deploy)
-        #: The fingerprint of the document that is served.
+        #: The document that is served, as stored in the registry, and its fingerprint.
+        self.document = self._seen
         self.served = document_fingerprint(self._seen)
         #: Why the document in force can't be served without a restart of the hub; empty if it is.
         self.problem = ""
@@ -93,7 +94,7 @@ class DeployVersions:
             return True
         self.problem = self._unservable(deploy)
         if not self.problem:
-            self.served = document_fingerprint(document)
+            self.document, self.served = document, document_fingerprint(document)
             self._take(deploy)
         return True
 

@@ -20,6 +20,7 @@ from hub.api.dashboard.routes import DashboardParts
 from hub.api.door.flags import warn_if_open
 from hub.api.door.ports import Ports
 from hub.api.routes import build_app
+from hub.serve.api_servers import ApiServers, asks_first, tell_ready
 from hub.serve.jobs.start import make_jobs
 from hub.serve.readiness import HubReadiness
 from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
@@ -27,7 +28,9 @@ from hub.serve.start_watch import StartWatch
 from hub.serve.stats_log import INTERVAL_S, StatsLog
 from omni_discovery import __version__
 from omni_discovery.errors import ConfigError, OmniError
+from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.logs.setup import kept_log_levels
+from omni_discovery.sockets.listen import Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,14 +55,23 @@ def run_hub(config: ServeConfig) -> int:
     local = ",".join(str(stage.stage_id) for stage in config.local_stages) or "-"
     logger.info("hub.starting version=%s namespace=%s local_stages=%s", __version__, config.namespace, local)
     with ExitStack() as stack:
-        ports = Ports(config.host, config.port, config.door, config.runtime_dir, config.namespace)
+        ports = Ports(config.host, config.port, config.door, config.runtime_dir, config.namespace, _sharing(config))
         stack.callback(ports.close)
-        warn_if_open(config.host, config.door)
+        if config.further is None:
+            warn_if_open(config.host, config.door)
         # Some of what these servers import would silence the hub's own lines.
         with kept_log_levels():
             frontend = _load_frontend(config)
         endpoints = config.endpoints or embed_etcd(stack, config)
+        if config.further is not None and config.further.is_embedded:
+            EtcdKV.version_log.be_brief(embedded=endpoints)
         return uvloop.run(_Hub(config, endpoints, ports, frontend).run())
+
+
+def _sharing(config: ServeConfig) -> Sharing:
+    if config.further is not None:
+        return Sharing.JOINS
+    return Sharing.FIRST if config.api_servers > 1 else Sharing.NONE
 
 
 def _load_frontend(config: ServeConfig) -> VllmFrontend | OmniFrontend | None:
@@ -135,18 +147,25 @@ class _Hub:
             if started is None:
                 return 130
             omni, stages = started
-            self._on_hurry = (self._ports.hurry, stages.hurry)
+            servers = ApiServers(config, self._endpoints, self._ports.number, omni.releases, hub.waits)
+            self._on_hurry = (self._ports.hurry, stages.hurry, servers.hurry)
+            self._share_metrics(omni, servers)
             stack.push_async_callback(self._ports.stop)
+            # One after the other, and this one at last.
+            stack.push_async_callback(servers.stop)
+            servers.start()
             app = await self._application(omni, hub, stack)
             # Who needs a login or certificates for it has to be told them anyway.
             etcd = "" if config.security.tls or config.security.user else self._endpoints
             self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack), etcd)
             _settle_memory()
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
+            if config.further is not None:
+                tell_ready(config.further)
             for watching in (self._limit_start(omni), self._log_stats(omni)):
                 stack.callback(asyncio.create_task(watching).cancel)
             try:
-                code = await self._serve(stages, omni)
+                code = await self._serve(stages, omni, servers)
             except ConfigError:
                 await hub.take_back_pipeline()
                 raise
@@ -169,7 +188,7 @@ class _Hub:
     def _dashboard(self, omni: AsyncOmni, hub: RunningHub, app: Any, stack: AsyncExitStack) -> DashboardParts | None:
         """What the dashboard stands on; None without a port for it. Raise ConfigError."""
         config = self._config
-        if config.door.admin is None:
+        if config.door.admin is None or config.further is not None:
             return None
         killer = None if config.door.demo_fd is None else DemoKiller(config.door.demo_fd)
         if killer is not None:
@@ -193,8 +212,18 @@ class _Hub:
             for line in stats.lines(omni.metrics.collect()):
                 logger.info("%s", line)
 
-    async def _serve(self, stages: LocalStages, omni: AsyncOmni) -> int:
-        """Restart local stages, and log whether every stage can serve, until a signal comes; return the exit code.
+    def _share_metrics(self, omni: AsyncOmni, servers: ApiServers) -> None:
+        config, exposition = self._config, omni.hub_metrics.exposition
+        if config.further is not None:
+            asks = asks_first(config.further, config.runtime_dir, config.namespace)
+            exposition.share(config.further.number, lambda: asks)
+        elif config.api_servers > 1:
+            exposition.share(0, servers.asks)
+
+    async def _serve(self, stages: LocalStages, omni: AsyncOmni, servers: ApiServers) -> int:
+        """Restart local stages and API servers, and log whether all can serve, until a signal comes.
+
+        Return the exit code.
 
         Raise ConfigError for a stage that never was up here; the hub goes on without one that was up before.
         Raise OmniError if the orchestrator has ended.
@@ -212,7 +241,8 @@ class _Hub:
                     "the hub's orchestrator has ended, and nothing can be served without it: hub.died above"
                     " says why; start the hub again"
                 )
-            self._readiness.check(omni, stages.starting())
+            servers.restart_ended()
+            self._readiness.check(omni, stages.starting(), servers.missing())
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:

@@ -44,7 +44,7 @@ def dry_run_hub(arguments: argparse.Namespace, config: ServeConfig) -> int:
     for listener in bind(config.host, config.port):
         listener.close()
     hub = [
-        ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}"),
+        ("HTTP", f"{config.host}:{config.port or '<a free port>'}, the API of {config.api}{_servers(config)}"),
         ("picks by", config.policy),
         *_data_plane(arguments),
     ]
@@ -140,6 +140,10 @@ def _registry(endpoints: str | None, namespace: str, ttl_s: float, pipeline: str
         ("TTL", f"{ttl_s:g} s; whether etcd grants it is asked at the start only"),
         ("pipeline", pipeline),
     ]
+
+
+def _servers(config: ServeConfig) -> str:
+    return f", by {config.api_servers} hub processes" if config.api_servers > 1 else ""
 
 
 def _data_plane(arguments: argparse.Namespace) -> list[Row]:

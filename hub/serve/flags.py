@@ -31,7 +31,10 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import RegistryConfig, RegistrySecurity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hub.config import HubConfig
+    from omni_discovery.deploy.document import DeployConfig
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,47 @@ def check_api(arguments: argparse.Namespace) -> None:
         )
 
 
+def add_server_options(parser: argparse._ActionsContainer) -> None:
+    """Add the flag of how many processes serve the API, by vLLM's names for it."""
+    count: Any = {"type": int, "default": 1, "dest": "api_server_count"}
+    parser.add_argument(
+        "--api-server-count",
+        "-asc",
+        metavar="N",
+        help="hub processes behind --port, each with an id, keys and credits of its own: one core each; /metrics is of"
+        " all; bounds of a hub hold for each (default: %(default)s)",
+        **count,
+    )
+    parser.add_argument("--api_server_count", help=argparse.SUPPRESS, **count)
+    parser.add_argument("--api-server-fd", type=int, help=argparse.SUPPRESS)
+
+
+def check_servers(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a number of API servers that there can't be."""
+    count = arguments.api_server_count
+    if not 1 <= count <= _MOST_SERVERS:
+        raise ConfigError(f"--api-server-count must be at least 1 and at most {_MOST_SERVERS}, not {count}")
+    if count > 1 and arguments.headless:
+        raise ConfigError("--headless has no HTTP API: leave out --api-server-count, or give it to a hub")
+
+
+def check_servers_with(arguments: argparse.Namespace, deploy: DeployConfig, environment: Mapping[str, str]) -> None:
+    """Raise ConfigError for what only one API server would know, where there are several behind one port."""
+    from hub.api.videos.schema import makes_videos
+
+    count = arguments.api_server_count
+    if count == 1:
+        return
+    only = f"one of the {count} API servers only, and the next request may reach another (--api-server-count)"
+    if makes_videos(deploy) and arguments.api == "omni" and not arguments.job_store:
+        raise ConfigError(f"without --job-store, a video would be at {only}: give a --job-store, or one server")
+    if arguments.api == "omni":
+        return
+    for name, what in _OF_ONE_SERVER.items():
+        if environment.get(name, "").lower() not in _OFF:
+            raise ConfigError(f"with {name}, {what} would be known to {only}: unset it, or take one server")
+
+
 def check_tracing(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for a collector's URL that is none."""
     if arguments.otlp_traces_endpoint is None:
@@ -105,6 +149,13 @@ _FLAGS: Final = {
 }
 #: A shorter request could time out before a replica that hangs is given up.
 _LEAST_REQUEST_S: Final = 1.0
+_MOST_SERVERS: Final = 64
+#: Variables by which vLLM's server keeps what clients ask for in its process, and what that is.
+_OF_ONE_SERVER: Final = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "an adapter that a client loads",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "a stored response",
+}
+_OFF: Final = frozenset({"", "0", "false"})
 _MOST_RECEIPTS: Final = 1_000_000
 
 
@@ -206,6 +257,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("the HTTP API of a hub")
     http.add_argument("--host", help=f"where it listens (default: {DEFAULT_HOST})")
     http.add_argument("--port", type=int, help=f"0 takes a free one (default: {DEFAULT_PORT})")
+    add_server_options(http)
     add_api_options(http)
     add_door_options(parser)
     add_metrics_options(parser.add_argument_group("metrics, of a hub or with --headless"))
@@ -304,6 +356,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
     read_bounds(arguments)
     check_door(arguments)
     check_api(arguments)
+    check_servers(arguments)
     check_tracing(arguments)
     check_admission(arguments)
     check_client_options(arguments)

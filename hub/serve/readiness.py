@@ -33,13 +33,14 @@ class HubReadiness:
         self._told: dict[str, Hashable] = {}
         self._told_at_s = now()
 
-    def check(self, omni: AsyncOmni, starting: Mapping[int, int]) -> None:
+    def check(self, omni: AsyncOmni, starting: Mapping[int, int], servers_missing: str = "") -> None:
         """Log what has changed: that every stage can serve, that one can't any more, or what the hub waits for.
 
-        ``starting``: how many replicas of each stage are started here, be they registered or not.
+        ``starting``: how many replicas of each stage are started here, be they registered or not. ``servers_missing``:
+        which API servers have not listened yet; empty if all have.
         """
         stages = omni.stage_status()
-        missing = _missing(stages, starting, self._now())
+        missing = "; ".join(filter(None, (_missing(stages, starting, self._now()), servers_missing)))
         if omni.is_revoked:
             missing = "no replica can take work of any stage: this hub is revoked"
         match self._log.observe(missing, self._now()):

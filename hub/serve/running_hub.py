@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from hub.config import HubConfig
     from hub.replicas.factory import RemoteReplicaFactory
+    from hub.serve.api_servers import ServerOptions
     from omni_discovery.commands.stage_options import StageOptions
     from omni_discovery.etcd.config import RegistrySecurity
     from omni_discovery.view.api_keys import OnApiKeys
@@ -101,6 +102,10 @@ class ServeConfig:
     init_timeout_s: float | None = None
     #: Whether numbers of requests and replicas are logged.
     log_stats: bool = False
+    #: Hub processes behind the port, this one and those that it starts.
+    api_servers: int = 1
+    #: What a further one of those has from the first; None for the first.
+    further: ServerOptions | None = None
 
 
 def check_none_embedded(config: ServeConfig) -> None:
@@ -173,6 +178,8 @@ class RunningHub:
         self._stories = Stories(config.runtime_dir, config.namespace, endpoints)
         #: Receives which replicas and hubs came and went, for ``omni history``.
         self._history = HistoryLog(history_file(config.runtime_dir, config.namespace))
+        #: Receives which child processes wait to be started again; None before the hub has started.
+        self.waits: Waits | None = None
         #: The last changes of replicas and hubs, for the dashboard; followed where there is a port for that.
         self.events = RecentEvents()
 
@@ -216,8 +223,8 @@ class RunningHub:
             return None
         await self._agree_on_pipeline(client, stack)
         board = WaitBoard(self._endpoints, config.namespace, config.security)
-        waits = Waits(config.runtime_dir, config.namespace, self._endpoints, board=board)
-        stages = LocalStages(client.view, waits=waits)
+        self.waits = Waits(config.runtime_dir, config.namespace, self._endpoints, board=board)
+        stages = LocalStages(client.view, waits=self.waits)
         omni.hub_metrics.watch_host(stages.samples)
         stack.push_async_callback(asyncio.to_thread, stages.stop)
         stages.start(tuple(msgspec.structs.replace(stage, endpoints=self._endpoints) for stage in config.local_stages))

@@ -221,7 +221,8 @@ def read_config(config_fd: int, kind: type[T]) -> T:
             config = msgspec.json.decode(file.read(), type=kind)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--config-fd {config_fd} holds no settings that this version can read: {error}") from error
-    if isinstance(config, ReplicaOptions) and config.security.password_file:
-        password = read_password(config.security.password_file)
-        return msgspec.structs.replace(config, security=replace(config.security, password=password))
+    security = getattr(config, "security", None)
+    if isinstance(config, msgspec.Struct) and isinstance(security, RegistrySecurity) and security.password_file:
+        password = read_password(security.password_file)
+        return msgspec.structs.replace(config, security=replace(security, password=password))
     return config

@@ -155,6 +155,14 @@ def identify_process(**names: object) -> None:
         formatter.process = {**formatter.process, **names}
 
 
+def identify_server(number: int) -> None:
+    """Have each line of this process say which API server it is. Used before there are other threads."""
+    identify_process(server=number)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, TextFormatter):
+            handler.setFormatter(TextFormatter(f"[api server {number}] {_TEXT}"))
+
+
 def logs_json() -> bool:
     """Whether this process logs JSON, so that nothing else may be printed on standard error."""
     return _json_formatter() is not None

@@ -74,14 +74,14 @@ def local_hubs(folder: Path, namespace: str) -> list[int]:
         return []
 
 
-def ask_process(folder: Path, namespace: str, pid: int, path: str) -> dict[str, Any]:
+def ask_process(folder: Path, namespace: str, pid: int, path: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
     """What a hub of this user on this machine answers. Raise HubUnaskableError, NoReceiptError."""
     with contextlib.ExitStack() as stack:
         try:
             place = stack.enter_context(_opened(folder))
         except (OSError, ConfigError) as error:
             raise HubUnaskableError(f"the hub of process {pid} can't be asked: {error}") from error
-        connection = _LocalConnection(_path(place, _name(namespace, pid)))
+        connection = _LocalConnection(_path(place, _name(namespace, pid)), timeout_s)
         return _answer(connection, path, {}, f"the hub of process {pid}")
 
 
@@ -133,8 +133,8 @@ def path_of(*parts: str, **query: str | int) -> str:
 
 
 class _LocalConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
         self._path = path
 
     def connect(self) -> None:

@@ -284,7 +284,8 @@ _METRICS_INTRO: Final = """\
 In the format of Prometheus:
 
 - `GET /metrics` of a hub has its own metrics and those of its local replicas and supervisors. With `--api vllm`, those
-  of vLLM's own server follow.
+  of vLLM's own server follow. With `--api-server-count` above 1 it has those of all servers, and each metric of a hub
+  or of vLLM's server has a label `server` with the number of its server; 0 is the first.
 - `GET /metrics` at `--metrics-port` of `omni serve --headless` has those of that supervisor and its replicas. A hub
   with `--metrics-port` has its own there, and none at the port of its API.
 

@@ -26,10 +26,18 @@ def build_local(omni: AsyncOmni, url: str, etcd: str) -> Starlette:
     """What this user may read without a token, at a socket in a private folder: nothing is changed there.
 
     Beside receipts that is ``url``, where this hub's API is: nobody else can say so here, while who may write hubs'
-    records may name any address. ``etcd`` is where its etcd is, empty if more than that is needed to read it.
+    records may name any address. ``etcd`` is where its etcd is, empty if more than that is needed to read it. The other
+    API servers behind the same port ask for metrics, the one with the number ``asker`` for those of all others.
     """
 
     async def whereabouts(_: Request) -> JSONResponse:
         return JSONResponse({"hub": omni.hub_id, "url": url, "etcd": etcd})
 
-    return Starlette(routes=[Route("/admin/hub", whereabouts, methods=["GET"]), *receipt_routes(omni)])
+    async def metrics(request: Request) -> JSONResponse:
+        exposition = omni.hub_metrics.exposition
+        asker = request.query_params.get("asker", "")
+        text = await (exposition.whole(int(asker)) if asker.isdigit() else exposition.own())
+        return JSONResponse({"metrics": text})
+
+    own = [Route("/admin/hub", whereabouts), Route("/admin/metrics", metrics)]
+    return Starlette(routes=[*own, *receipt_routes(omni)])

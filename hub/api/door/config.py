@@ -37,6 +37,8 @@ class DoorConfig:
     demo_fd: int | None = None
     #: The port for metrics; None: they are at the API's.
     metrics: OwnPort | None = None
+    #: Whether they are at such a port of another API server of this hub.
+    metrics_moved: bool = False
     #: What opens the metrics; None: they are open.
     metrics_token: ApiKey | None = None
     #: The proxies whose X-Forwarded-For is believed, as uvicorn reads them; empty: none is.

@@ -10,13 +10,15 @@ import errno
 import logging
 import socket
 import time
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.connections import Cut
 from hub.api.door.tls_input import TlsInput
 from hub.api.protocols import Bounded
 from omni_discovery.log_once import LogOnce
+from omni_discovery.sockets.listen import BACKLOG
 
 if TYPE_CHECKING:
     import ssl
@@ -70,6 +72,16 @@ class Handshake(Bounded):
             self.task.cancel()
 
 
+def accept_waiting(listener: socket.socket) -> list[tuple[socket.socket, Any]]:
+    """Accept all clients that the kernel has connected until now; return them with their addresses."""
+    accepted = []
+    with suppress(OSError):  # there are no more, or no room for them
+        while True:
+            accepted.append(listener.accept())
+            accepted[-1][0].setblocking(False)
+    return accepted
+
+
 class TlsListener:
     """Accepts the clients of a listening socket, and has the protocols of ``make`` serve those with which TLS stands.
 
@@ -88,19 +100,30 @@ class TlsListener:
         self._under_way: set[Handshake] = set()
         self._is_closed = False
         self._log_once = LogOnce(time.monotonic)
+        # One that shares its port does not listen before it is served.
+        listener.listen(BACKLOG)
         self._listen()
 
     def close(self) -> None:
         """Accept nothing new, and end the handshakes. Idempotent."""
+        self._accept_no_more()
+        for each in self._under_way:
+            each.drop()
+
+    def _accept_no_more(self) -> None:
         if not self._is_closed:
             self._loop.remove_reader(self._listener)
         self._is_closed = True
-        for each in self._under_way:
-            each.drop()
 
     async def wait_closed(self) -> None:
         """Wait until all handshakes have ended."""
         await asyncio.gather(*(each.task for each in self._under_way if each.task), return_exceptions=True)
+
+    def accept_last(self) -> None:
+        """Accept all clients that the kernel has connected, and nobody after them; handshakes go on."""
+        for sock, address in accept_waiting(self._listener):
+            self._begin(sock, Handshake(address[:2]))
+        self._accept_no_more()
 
     def _listen(self) -> None:
         if not self._is_closed:

@@ -23,7 +23,7 @@ from hub.api.server import HttpServer
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import make_private, write_private
 from omni_discovery.receipts.asking import listen_locally, remove_local
-from omni_discovery.sockets.listen import bind
+from omni_discovery.sockets.listen import Sharing, bind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,10 +55,18 @@ class _Port:
 class Ports:
     """Binds at once; raises ConfigError for an address, or a file for TLS, that can't be used.
 
-    ``close`` closes the sockets; it is for a hub that never served.
+    ``close`` closes the sockets; it is for a hub that never served. ``sharing`` is that of the API's port.
     """
 
-    def __init__(self, host: str, port: int, door: DoorConfig, runtime_dir: Path, namespace: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        door: DoorConfig,
+        runtime_dir: Path,
+        namespace: str,
+        sharing: Sharing = Sharing.NONE,
+    ) -> None:
         self._door = door
         self._tls = None if door.tls is None else load_context(door.tls)
         self._token_folder, self._namespace = runtime_dir, namespace
@@ -69,7 +77,7 @@ class Ports:
         self.keys = KeyRing(door.keys, from_etcd=door.keys_from_etcd)
         with ExitStack() as undo:
             undo.callback(self._stack.close)
-            self._api = self._bind(host, port, "--port", "--host")
+            self._api = self._bind(host, port, "--port", "--host", sharing)
             self._admin = self._bind_own(door.admin, "admin")
             self._metrics = self._bind_own(door.metrics, "metrics")
             undo.pop_all()
@@ -89,7 +97,8 @@ class Ports:
         door, metrics = self._door, None
         if door.metrics_token is not None:
             metrics = KeyRing([door.metrics_token])
-        locks = Locks(self.keys if door.asks_for_key else None, metrics, metrics_moved=self._metrics is not None)
+        metrics_moved = self._metrics is not None or door.metrics_moved
+        locks = Locks(self.keys if door.asks_for_key else None, metrics, metrics_moved=metrics_moved)
         self._serve_locked(omni, app, locks, self._api, http)
         # The ports of operators check the Host by themselves, and have no clients to bound.
         operators = replace(http, policy=WebPolicy(), most_per_client=0)
@@ -158,8 +167,13 @@ class Ports:
         """Close the sockets, and remove the token that was made. Idempotent."""
         self._stack.close()
 
-    def _bind(self, host: str, port: int, port_flag: str, host_flag: str) -> _Port:
-        listeners = bind(host, port, port_flag, host_flag)
+    @property
+    def number(self) -> int:
+        """The number of the API's port."""
+        return self._api.number
+
+    def _bind(self, host: str, port: int, port_flag: str, host_flag: str, sharing: Sharing = Sharing.NONE) -> _Port:
+        listeners = bind(host, port, port_flag, host_flag, sharing)
         for each in listeners:
             self._stack.enter_context(each)
         bound_host, bound_port = listeners[0].getsockname()[:2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 from starlette.routing import Route
 from vllm.v1.metrics.prometheus import get_prometheus_registry
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 def hub_routes(omni: AsyncOmni) -> list[Route]:
     """``/ready`` and ``/metrics``."""
+    omni.hub_metrics.exposition.add(get_prometheus_registry().collect)
 
     async def ready(request: Request) -> Response:
         return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
-        figures = generate_latest(omni.metrics) + generate_latest(get_prometheus_registry())
-        return Response(figures, media_type=CONTENT_TYPE_LATEST)
+        return Response(await omni.hub_metrics.exposition.whole(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/ready", ready), Route("/metrics", exposition)]

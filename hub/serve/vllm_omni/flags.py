@@ -25,7 +25,6 @@ VALUES: Final = {
     "--strategy-config": "there are no strategy files: write the parallel sizes into engine_args of each stage",
     "--log-file": "logs go to standard error: redirect it (2>> FILE), or let journald or the container keep it",
     "--batch-timeout": "engines batch what waits, without a pause: max_num_seqs or capacity in engine_args bounds it",
-    "--api-server-count": "start more hubs instead, on this or other hosts: omni serve --hub-only --port N",
     "--num-gpus": 'name the devices: runtime: {devices: "0,1"} of the stage',
     "--device-ids": 'name the devices: runtime: {devices: "0,1"} of the stage',
     "--flow-shift": _MODEL_CODE,

@@ -244,7 +244,8 @@ def local_url(arguments: argparse.Namespace) -> str:
         answers = [ask_process(folder, namespace, pid, path_of("hub")) for pid in local_hubs(folder, namespace)]
     except (HubUnaskableError, NoReceiptError) as error:
         raise ConfigError(f"{error}; name one with --url http://HOST:PORT") from error
-    urls = [reachable_here(str(answer.get("url", ""))) for answer in answers]
+    # API servers behind one port are hubs, too.
+    urls = list({reachable_here(str(answer.get("url", ""))) for answer in answers})
     if len(urls) == 1:
         return urls[0]
     if urls:

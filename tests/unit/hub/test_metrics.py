@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from prometheus_client import generate_latest
 
 from hub.config import PoolOptions
 from hub.metrics import HubMetrics
@@ -93,15 +92,15 @@ class Series:
     def fail(self, replica_id: int) -> None:
         self.metrics.count_failure("0", f"0/{replica_id}", "EngineFailedError")
 
-    def shown(self) -> list[str]:
+    async def shown(self) -> list[str]:
         """The replicas with a series, as a scrape finds them."""
-        lines = generate_latest(self.metrics.snapshot()).decode().splitlines()
+        lines = (await self.metrics.exposition.own()).splitlines()
         found = [line for line in lines if line.startswith("omni_hub_request_failures_total{")]
         return [line.partition('replica="')[2].partition('"')[0] for line in found]
 
 
 @pytest.mark.attack("N5")
-def test_the_series_of_a_replica_goes_some_minutes_after_it_has_left() -> None:
+async def test_the_series_of_a_replica_goes_some_minutes_after_it_has_left() -> None:
     """1. two replicas fail requests; 2. one leaves: its last value stays for a scrape or more; 3. minutes later it goes
     4. one that comes back in between keeps its series
     """
@@ -112,16 +111,16 @@ def test_the_series_of_a_replica_goes_some_minutes_after_it_has_left() -> None:
     series.metrics.count_failure("0", "", "DeadlineExceededError")
     series.leave(2)
     series.leave(3)
-    assert series.shown() == ["0/1", "0/2", "0/3", ""]
+    assert await series.shown() == ["0/1", "0/2", "0/3", ""]
     series.now_s = 500.0
     series.register(3)
-    assert series.shown() == ["0/1", "0/2", "0/3", ""]
+    assert await series.shown() == ["0/1", "0/2", "0/3", ""]
     series.now_s = 601.0
-    assert series.shown() == ["0/1", "0/3", ""]
+    assert await series.shown() == ["0/1", "0/3", ""]
 
 
 @pytest.mark.attack("N5")
-def test_a_replica_that_comes_under_ever_new_ids_leaves_a_bounded_number_of_series() -> None:
+async def test_a_replica_that_comes_under_ever_new_ids_leaves_a_bounded_number_of_series() -> None:
     """Whether anybody reads them or not: 5000 ids, one after the other, in less than the time that they are kept."""
     series = Series()
     series.register(0)
@@ -132,16 +131,17 @@ def test_a_replica_that_comes_under_ever_new_ids_leaves_a_bounded_number_of_seri
         series.leave(replica_id)
     stored = len(next(iter(series.metrics.failures.collect())).samples)
     assert stored < 1200, "with a sample for when each was created"
-    shown = series.shown()
+    shown = await series.shown()
     assert (len(shown), shown[0], shown[-1]) == (257, "0/0", "0/5000")
 
 
 @pytest.mark.attack("N5")
-async def test_a_snapshot_is_rendered_beside_the_loop_and_shows_the_moment_it_was_taken() -> None:
+async def test_an_exposition_is_rendered_beside_the_loop_and_shows_the_moment_it_was_taken() -> None:
     series = Series()
     series.fail(1)
-    taken = series.metrics.snapshot()
+    rendering = asyncio.create_task(series.metrics.exposition.own())
+    await asyncio.sleep(0)
     series.fail(1)
-    text = (await asyncio.to_thread(generate_latest, taken)).decode()
+    text = await rendering
     assert 'omni_hub_request_failures_total{outcome="EngineFailedError",replica="0/1",stage="0"} 1.0' in text
     assert text.count("# HELP omni_hub_replicas_registered ") == 1

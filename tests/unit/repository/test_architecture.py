@@ -59,7 +59,7 @@ LAYERS = {
         ("commands", "testing", "__main__"),
     ),
     "hub": (
-        ("", "config", "media", "asked", "engine_protocol"),
+        ("", "config", "media", "asked", "engine_protocol", "exposition"),
         ("request", "pool"),
         ("replicas", "metrics", "receipts"),
         ("orchestrator",),

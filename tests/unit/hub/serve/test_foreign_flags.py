@@ -85,7 +85,6 @@ def test_a_model_alone_is_named_and_pools_and_is_overridden_as_its_flags_say(par
             ["m", "--ssl-ciphers", "f"],
             "--ssl-ciphers f: has no effect on a hub, whose listener is its own: leave it out",
         ),
-        (["m", "--api_server_count", "2"], "start more hubs instead"),
         (["m", "--data-parallel-size", "2"], "leave it out and run 2 replicas"),
         (["m", "--compilation-config", "{"], "--compilation-config is not JSON"),
     ],

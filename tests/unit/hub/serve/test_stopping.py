@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,11 +16,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from hub.api import server as http_server
+from hub.api.door.tls import TlsFiles, load_context
 from hub.api.server import HttpServer
 from hub.serve import app
 from hub.serve.local_stages import StageEnd
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.sockets.listen import bind
+from tests.support.certificates import make_certificates
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -63,6 +68,52 @@ async def test_open_answers_get_no_time_once_it_hurries(monkeypatch: pytest.Monk
         writer.close()
 
 
+@pytest.mark.parametrize("with_tls", [False, True])
+async def test_a_client_that_the_kernel_has_connected_is_served_by_a_hub_that_stops(
+    tmp_path: Path, *, with_tls: bool
+) -> None:
+    """1. the loop is busy, and the kernel connects a client; 2. the hub stops to listen: that client is answered"""
+    files = make_certificates(tmp_path)
+    omni = FakeOmni()
+    omni.ended.set()
+    server = HttpServer(
+        cast("AsyncOmni", omni),
+        omni.app,
+        tls=load_context(TlsFiles(files.server_cert, files.server_key)) if with_tls else None,
+    )
+    with ExitStack() as sockets:
+        listeners = [sockets.enter_context(each) for each in bind("127.0.0.1", 0)]
+        server.start(listeners)
+        await asyncio.sleep(0.1)
+        where = listeners[0].getsockname()[:2]
+        # Nothing of this lets the loop run.
+        client = socket.create_connection(where, timeout=30.0)
+        await server._server.stop_listening()
+        async with asyncio.timeout(60.0):
+            answer = await asyncio.to_thread(ask_and_read, client, files.ca if with_tls else None)
+            assert answer.endswith(b"ended by the hub")
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.to_thread(socket.create_connection, where, 30.0)
+            await server.stop()
+
+
+def ask_and_read(client: socket.socket, ca: str | None) -> bytes:
+    """What a client gets that is connected already."""
+    with (
+        client
+        if ca is None
+        else ssl.create_default_context(cafile=ca).wrap_socket(client, server_hostname="localhost") as stream
+    ):
+        stream.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        parts = []
+        while part := stream.recv(4096):
+            parts.append(part)
+        return b"".join(parts)
+
+
+NO_SERVERS: Any = SimpleNamespace(restart_ended=lambda: None, missing=str)
+
+
 class FakeStages:
     """Local stages of which one has ended."""
 
@@ -86,9 +137,9 @@ async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_u
     omni = cast("Any", SimpleNamespace(is_running=True, is_revoked=False, stage_status=tuple, serving_replicas=dict))
     hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
     with pytest.raises(ConfigError, match="stage 3 can't run here"):
-        await hub._serve(cast("Any", FakeStages(StageEnd(3, 2, was_up=False))), omni)
+        await hub._serve(cast("Any", FakeStages(StageEnd(3, 2, was_up=False))), omni, NO_SERVERS)
     stages = FakeStages(StageEnd(3, 2, was_up=True), StageEnd(1, 1, was_up=False), StageEnd(2, 0, was_up=False))
-    serving = asyncio.create_task(hub._serve(cast("Any", stages), omni))
+    serving = asyncio.create_task(hub._serve(cast("Any", stages), omni, NO_SERVERS))
     async with asyncio.timeout(60.0):
         while stages.looks < 3:
             assert not serving.done()
@@ -100,7 +151,7 @@ async def test_a_stage_that_is_misconfigured_ends_the_hub_only_if_it_never_was_u
 async def test_a_hub_that_has_failed_says_so_last() -> None:
     hub = app._Hub(cast("Any", None), "", cast("Any", SimpleNamespace(url="")), None)
     with pytest.raises(OmniError, match=r"hub\.died above says why") as caught:
-        await hub._serve(cast("Any", FakeStages()), cast("Any", SimpleNamespace(is_running=False)))
+        await hub._serve(cast("Any", FakeStages()), cast("Any", SimpleNamespace(is_running=False)), NO_SERVERS)
     assert not isinstance(caught.value, ConfigError)
 
 

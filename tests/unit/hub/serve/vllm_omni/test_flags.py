@@ -17,7 +17,7 @@ UNDERSTOOD = shlex.split("""
 --omni --model --deploy-config --stage-configs-path --stage-overrides --async-chunk --no-async-chunk --stage-id
 --replica-id --stage-init-timeout --init-timeout --shm-threshold-bytes --log-stats --worker-backend --ray-address
 --omni-master-address -oma --omni-master-port -omp --omni-replica-address -ora --omni-dp-size-local --omni-lb-policy
---omni-heartbeat-timeout --default-sampling-params --headless --enable-sleep-mode
+--omni-heartbeat-timeout --default-sampling-params --headless --enable-sleep-mode --api-server-count
 """)
 #: The others.
 ANSWERED = shlex.split("""
@@ -36,7 +36,7 @@ ANSWERED = shlex.split("""
 --vae-patch-parallel-size --text-encoder-tp-size --vae-parallel-mode --max-generated-image-size
 --diffusion-streaming-output --tts-max-instructions-length --no-guardrails --robot-openpi-idle-timeout
 --enable-diffusion-pipeline-profiler --enable-ar-profiler --enable-orch-monitor --auxiliary-text-encoder
---api-server-count --device-ids
+--device-ids
 """)
 #: No flag of any release, but the argument of its clients that etcd's endpoints replace.
 ARGUMENT = "--coord-zmq-addr"
