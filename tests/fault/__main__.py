@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ HEADS: Final = (
     "requests",
     "errors",
     "asked again",
+    "longest wait, s",
     "longest stall, s",
     "detected, s",
     "recovered, s",
@@ -52,16 +54,17 @@ def _cells(row: Row) -> list[str]:
         return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
     counts = (row.requests, row.errors, row.broken)
-    times = (row.longest_stall_s, row.detect_s, row.recover_s)
+    times = (row.longest_wait_s, row.longest_stall_s, row.detect_s, row.recover_s)
     done = (row.continued, row.run_again)
     return [row.fault, row.load, str(row.hubs), *map(str, counts), *map(seconds, times), *map(str, done)]
 
 
 class Runs:
-    """Runs on one site after the other: what a fault leaves broken goes with its site."""
+    """Runs on one site after the other: what a fault leaves broken goes with its site. ``told`` hears of each run."""
 
-    def __init__(self, folder: Path, hubs: int) -> None:
+    def __init__(self, folder: Path, hubs: int, told: Callable[[Row], None]) -> None:
         self._folder = folder
+        self._told = told
         self._hubs = hubs
         self._stack = ExitStack()
         self._site: Site | None = None
@@ -87,8 +90,9 @@ class Runs:
                 continue
             for load in loads:
                 row, first = run(self._whole_site(), name, fault, load)
-                self.rows.append(row)
                 say(_line(row, first))
+                self.rows.append(row)
+                self._told(row)
         if self._site is not None:
             self.more += [f"{_END} with hubs: {self._hubs}: {wrong}" for wrong in self._site.stop()]
 
@@ -115,8 +119,8 @@ def _line(row: Row, first: str) -> str:
     return f"{' | '.join(_cells(row))} | lag {row.own_lag_s:.2f} s, load {row.load_average} | {verdict}{said}"
 
 
-def main() -> None:
-    """See the module; exit with 1 if a promise was broken."""
+def _arguments() -> argparse.Namespace:
+    """Parsed and checked: these faults are there, and this machine can have a site."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fault", action="append", help="only this one (repeatable)")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
@@ -124,33 +128,56 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print all faults")
     parser.add_argument("--out", type=Path, help="a JSON file to write; the table goes beside it, with the suffix .md")
     given = parser.parse_args()
+    if strange := set(given.fault or ()) - set(all_faults()):
+        parser.error(f"no fault is called {', '.join(strange)}")
+    if not given.list:
+        try:
+            for require in (require_docker, require_haproxy, require_netns):
+                require()
+        except (pytest.skip.Exception, pytest.fail.Exception) as error:
+            parser.error(str(error))
+    return given
+
+
+def main() -> None:
+    """See the module; exit with 1 if a promise was broken."""
+    given = _arguments()
     known = all_faults()
     if given.list:
         for name, (_, story) in known.items():
-            say(f"{name:24} {story}")
+            say(f"{name:26} {story}")
         return
-    if strange := set(given.fault or ()) - set(known):
-        parser.error(f"no fault is called {', '.join(strange)}")
-    try:
-        for require in (require_docker, require_haproxy, require_netns):
-            require()
-    except (pytest.skip.Exception, pytest.fail.Exception) as error:
-        parser.error(str(error))
-    began_s, rows, more = time.monotonic(), [], []
+    began_s = time.monotonic()
+    rows: list[Row] = []
+    more: list[str] = []
+
+    def told(row: Row) -> None:
+        rows.append(row)
+        # Each time: a long run that is cut short has been of use.
+        if given.out:
+            write(given.out, rows, more)
+
     with tempfile.TemporaryDirectory() as folder:
         for hubs in given.hubs or (1, 3):
-            with Runs(Path(folder), hubs) as runs:
+            with Runs(Path(folder), hubs, told) as runs:
                 runs.run_all(given.fault or list(known), given.load or list(LOADS))
-                rows, more = rows + runs.rows, more + runs.more
+                more += runs.more
     say(table(rows))
     for line in more:
         say(line)
     broken = sum(bool(row.wrong) for row in rows)
     say(f"{len(rows)} runs in {time.monotonic() - began_s:.0f} s; {broken} broke a promise")
     if given.out:
-        report.write(given.out, {"machine": report.machine(), "rows": msgspec.to_builtins(rows), "more": more})
-        given.out.with_suffix(".md").write_text(table(rows))
+        write(given.out, rows, more)
     raise SystemExit(1 if broken or any(line.startswith(_END) for line in more) else 0)
+
+
+def write(out: Path, rows: Sequence[Row], more: Sequence[str]) -> None:
+    """Write what there is so far as JSON, and as a table beside it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": report.machine(), "rows": msgspec.to_builtins(list(rows)), "more": list(more)}
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    out.with_suffix(".md").write_text(table(rows))
 
 
 if __name__ == "__main__":

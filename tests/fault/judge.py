@@ -15,6 +15,8 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
     #: The longest time between two words of a stream; None: as long as the fault.
     stall_s: float | None = 1.0
+    #: The same where there is one hub, if that takes longer.
+    stall_alone_s: float = 0.0
     #: From the heal until all is as before.
     recovery_s: float = 15.0
     #: Clients whose hub is lost ask again, as the documentation says. Otherwise no answer may break.
@@ -76,7 +78,11 @@ def judge(
     affected = [seen for seen in report.requests if seen.ended_s >= moments.broke_s]
     stalls = [seen.stall_s for seen in affected if seen.stalled_at_s + seen.stall_s >= moments.broke_s]
     recover_s = None if moments.whole_s is None else max(0.0, moments.whole_s - moments.healed_s)
+    stall_s = max(stalls, default=0.0)
     fault, load_name, hubs = name
+    allowed_s = promise.stall_s if promise.stall_s is not None else moments.healed_s - moments.broke_s + 1.0
+    if hubs == 1:
+        allowed_s = max(allowed_s, promise.stall_alone_s)
     return Row(
         fault=fault,
         load=load_name,
@@ -85,7 +91,7 @@ def judge(
         errors=sum(bool(seen.error) for seen in report.requests),
         broken=sum(seen.broken for seen in report.requests),
         refused=sum(seen.refused for seen in report.requests),
-        longest_stall_s=max(stalls, default=0.0),
+        longest_stall_s=stall_s,
         longest_wait_s=max((seen.first_after_s or 0.0 for seen in affected), default=0.0),
         detect_s=None if moments.noticed_s is None else moments.noticed_s - moments.broke_s,
         recover_s=recover_s,
@@ -96,7 +102,7 @@ def judge(
         load_average=load_average,
         wrong=(
             *_wrong_answers(report.requests, load, promise),
-            *_too_slow(max(stalls, default=0.0), recover_s, promise, moments, slack_s + report.own_lag_s),
+            *_too_slow(stall_s, recover_s, promise, allowed_s, slack_s + report.own_lag_s),
             *found,
         ),
     )
@@ -113,9 +119,8 @@ def _wrong_answers(requests: Sequence[Seen], load: Load, promise: Promise) -> li
     return wrong
 
 
-def _too_slow(stall_s: float, recover_s: float | None, promise: Promise, moments: Moments, slack_s: float) -> list[str]:
+def _too_slow(stall_s: float, recover_s: float | None, promise: Promise, allowed_s: float, slack_s: float) -> list[str]:
     wrong = []
-    allowed_s = promise.stall_s if promise.stall_s is not None else moments.healed_s - moments.broke_s + 1.0
     if stall_s > allowed_s + slack_s:
         wrong.append(f"a stream stood still for {stall_s:.2f} s; {allowed_s:g} s are promised")
     if recover_s is None:

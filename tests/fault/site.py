@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from stage_runtime.demo.processes import alive
 from tests.support.binaries import require_haproxy
-from tests.support.cluster import EtcdCluster, etcd_image
+from tests.support.cluster import EtcdCluster, Member, etcd_image
 from tests.support.hub import Hub
 from tests.support.netns import Host, Network
 from tests.support.processes import Child, wait_for
@@ -89,6 +89,11 @@ class Site:
         self.left: list[int] = []
         #: Logs of hubs that have ended.
         self.former: list[Path] = []
+        #: What a fault leaves for its heal: a process, a member of etcd, clients, limits.
+        self.victim = 0
+        self.member: Member
+        self.strangers: Sequence[Any] = ()
+        self.limits = (0, 0)
 
     def __enter__(self) -> Self:
         try:
@@ -133,8 +138,8 @@ class Site:
 
     # -- What runs ------------------------------------------------------------------------------------------------
 
-    def start_hub(self, name: str) -> None:
-        """Start a hub, for the first time or again."""
+    def start_hub(self, name: str, variables: Mapping[str, str] | None = None) -> None:
+        """Start a hub, for the first time or again, with these environment variables."""
         former = self.hubs.get(name)
         if former is not None:
             self.former.append(former.log)
@@ -143,18 +148,18 @@ class Site:
         self._lives += 1
         flags = ["--deploy-config", str(folder / "deploy.yaml"), "--hub-only", "--host", host.address]
         flags += ["--port", str(PORT), "--max-waiting", "16", *self._registry()]
-        self.hubs[name] = Hub(folder, flags, NAMESPACE, host=host, name=f"hub-{self._lives}")
+        self.hubs[name] = Hub(folder, flags, NAMESPACE, variables, host=host, name=f"hub-{self._lives}")
         self.hubs[name].url = f"http://{host.address}:{PORT}"
 
-    def start_supervisor(self, stage: int, side: str) -> None:
-        """Start a supervisor with one replica, for the first time or again."""
+    def start_supervisor(self, stage: int, side: str, variables: Mapping[str, str] | None = None) -> None:
+        """Start a supervisor with one replica, for the first time or again, with these environment variables."""
         host, folder = self.hosts[side], self.folder / f"{side}-{stage}"
         folder.mkdir(exist_ok=True)
         self._lives += 1
         flags = ["--stage-id", str(stage), "--omni-dp-size-local", "1", "--namespace", NAMESPACE]
         flags += ["--metrics-host", host.address, "--metrics-port", str(METRICS_PORT + stage), *self._registry()]
         self.supervisors[stage, side] = Child(
-            ["serve", "--headless", *flags], folder, f"supervisor-{self._lives}", host=host
+            ["serve", "--headless", *flags], folder, f"supervisor-{self._lives}", variables=variables, host=host
         )
 
     def _registry(self) -> list[str]:
@@ -261,16 +266,6 @@ class Site:
     def _nft(self, host: str, text: str) -> None:
         command = ["ip", "netns", "exec", self.hosts[host].namespace, "nft", "-f", "-"]
         subprocess.run(command, input=text, text=True, check=True, capture_output=True, timeout=20)
-
-    def mend(self) -> None:
-        """Whatever a fault left: every process runs, every member, every link."""
-        self.cluster.mend()
-        for name, hub in self.hubs.items():
-            if hub.process.poll() is not None:
-                self.start_hub(name)
-        for (stage, side), supervisor in self.supervisors.items():
-            if supervisor.process.poll() is not None:
-                self.start_supervisor(stage, side)
 
     def _stop_processes(self) -> None:
         children = [*self.supervisors.values(), *self.hubs.values()]

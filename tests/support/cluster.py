@@ -32,8 +32,13 @@ def etcd_image(folder: Path) -> Iterator[str]:
 
     shutil.copy(wheel_etcd(), folder / "etcd")
     (folder / "Dockerfile").write_text(_DOCKERFILE)
-    with DockerImage(path=folder, tag=f"omni-test-etcd:{uuid.uuid4().hex[:12]}") as image:
+    image = DockerImage(path=folder, tag=f"omni-test-etcd:{uuid.uuid4().hex[:12]}", clean_up=False).build()
+    try:
         yield str(image)
+    finally:
+        # By its name: the same image may have another one, of a run beside this one, whose containers use it.
+        image.get_docker_client().client.images.remove(image.tag)
+        image.remove()
 
 
 class Member:

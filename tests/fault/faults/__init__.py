@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -27,6 +28,16 @@ def possible(site: Site) -> str:
     return ""
 
 
+def needs(program: str) -> Callable[[Site], str]:
+    """What says whether a program is there, by which the fault is made."""
+
+    def why_not(_: Site) -> str:
+        is_there = shutil.which(program) or shutil.which(program, path="/usr/sbin")
+        return "" if is_there else f"{program} is not there"
+
+    return why_not
+
+
 #: What a replica's or an etcd's end costs.
 USUAL: Final = Promise()
 
@@ -36,6 +47,9 @@ class Fault:
     """What is done to a site that works, and what it must keep."""
 
     break_it: Callable[[Site], None]
+    #: What it needs of a site before there is load, and what takes that back.
+    prepare: Callable[[Site], None] = nothing
+    restore: Callable[[Site], None] = nothing
     heal: Callable[[Site], None] = nothing
     #: How long it lasts, beside what ``break_it`` itself takes.
     lasts_s: float = 0.0
