@@ -26,6 +26,7 @@ from tests.support.binaries import require_docker, require_haproxy
 from tests.support.netns import require_netns
 
 _END: Final = "the end of a site"
+_FAILED: Final = "could not be run:"
 HEADS: Final = (
     "fault",
     "load",
@@ -89,7 +90,12 @@ class Runs:
                 self.more.append(f"{name}, with hubs: {self._hubs}: {reason}")
                 continue
             for load in loads:
-                row, first = run(self._whole_site(), name, fault, load)
+                try:
+                    row, first = run(self._whole_site(), name, fault, load)
+                except AssertionError as error:
+                    self.more.append(f"{_FAILED} {name}, with hubs: {self._hubs}: {error}")
+                    say(self.more[-1])
+                    continue
                 say(_line(row, first))
                 self.rows.append(row)
                 self._told(row)
@@ -169,7 +175,7 @@ def main() -> None:
     say(f"{len(rows)} runs in {time.monotonic() - began_s:.0f} s; {broken} broke a promise")
     if given.out:
         write(given.out, rows, more)
-    raise SystemExit(1 if broken or any(line.startswith(_END) for line in more) else 0)
+    raise SystemExit(1 if broken or any(line.startswith((_END, _FAILED)) for line in more) else 0)
 
 
 def write(out: Path, rows: Sequence[Row], more: Sequence[str]) -> None:

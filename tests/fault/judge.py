@@ -71,10 +71,11 @@ def judge(
     counted: Mapping[str, float],
     found: Sequence[str],
     *,
-    slack_s: float = 0.0,
+    stall_slack_s: float = 0.0,
+    recovery_slack_s: float = 0.0,
     load_average: float = 0.0,
 ) -> Row:
-    """The row of a run. ``found`` is what was wrong beside the clients' answers; ``slack_s`` is this machine's own."""
+    """The row of a run. ``found`` is what was wrong beside the clients' answers; slacks are this machine's own."""
     affected = [seen for seen in report.requests if seen.ended_s >= moments.broke_s]
     stalls = [seen.stall_s for seen in affected if seen.stalled_at_s + seen.stall_s >= moments.broke_s]
     recover_s = None if moments.whole_s is None else max(0.0, moments.whole_s - moments.healed_s)
@@ -83,6 +84,7 @@ def judge(
     allowed_s = promise.stall_s if promise.stall_s is not None else moments.healed_s - moments.broke_s + 1.0
     if hubs == 1:
         allowed_s = max(allowed_s, promise.stall_alone_s)
+    allowed_s += load.turn_s
     return Row(
         fault=fault,
         load=load_name,
@@ -102,7 +104,8 @@ def judge(
         load_average=load_average,
         wrong=(
             *_wrong_answers(report.requests, load, promise),
-            *_too_slow(stall_s, recover_s, promise, allowed_s, slack_s + report.own_lag_s),
+            *_stalled(stall_s, allowed_s, stall_slack_s + report.own_lag_s),
+            *_unrecovered(recover_s, promise.recovery_s, recovery_slack_s),
             *found,
         ),
     )
@@ -119,12 +122,13 @@ def _wrong_answers(requests: Sequence[Seen], load: Load, promise: Promise) -> li
     return wrong
 
 
-def _too_slow(stall_s: float, recover_s: float | None, promise: Promise, allowed_s: float, slack_s: float) -> list[str]:
-    wrong = []
-    if stall_s > allowed_s + slack_s:
-        wrong.append(f"a stream stood still for {stall_s:.2f} s; {allowed_s:g} s are promised")
+def _stalled(stall_s: float, allowed_s: float, slack_s: float) -> list[str]:
+    is_longer = stall_s > allowed_s + slack_s
+    return [f"a stream stood still for {stall_s:.2f} s; {allowed_s:g} s are promised"] if is_longer else []
+
+
+def _unrecovered(recover_s: float | None, promised_s: float, slack_s: float) -> list[str]:
     if recover_s is None:
-        wrong.append("it did not recover")
-    elif recover_s > promise.recovery_s + slack_s:
-        wrong.append(f"it took {recover_s:.1f} s to recover; {promise.recovery_s:g} s are promised")
-    return wrong
+        return ["it did not recover"]
+    is_late = recover_s > promised_s + slack_s
+    return [f"it took {recover_s:.1f} s to recover; {promised_s:g} s are promised"] if is_late else []

@@ -23,8 +23,9 @@ import msgspec
 WORDS: Final = 15
 #: How long one waits before each further try; then it gives up.
 PAUSES_S: Final = (0.2, 1.0, 2.0, 4.0, 8.0)
-#: A client that hears nothing for so long takes its connection for dead.
-SILENCE_S: Final = 10.0
+#: A client that hears nothing for so long takes its connection for dead. More than a request may wait that lost its
+#: replica before its first word, where one other is left (docs/decisions/0013).
+SILENCE_S: Final = 30.0
 #: One that is told to come later so often gives up.
 REFUSALS: Final = 60
 
@@ -36,13 +37,15 @@ class Load(msgspec.Struct, frozen=True):
     clients: int = 0
     #: Whether there is more than the slots can do, so that 429 is a right answer.
     is_too_much: bool = False
+    #: How long a stream that has lost its replica may wait for a slot, where half of them are left for all clients.
+    turn_s: float = 0.0
 
 
 #: Two stages of twelve slots each: ten streams a second at most.
 LOADS: Final = {
     "idle": Load(rate=0.5),
     "steady": Load(rate=4.0),
-    "overload": Load(clients=36, is_too_much=True),
+    "overload": Load(clients=36, is_too_much=True, turn_s=8.0),
 }
 
 

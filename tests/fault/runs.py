@@ -31,6 +31,8 @@ SPARE_DESCRIPTORS: Final = 8
 KEPT_BLOCKS: Final = 256
 #: Hubs say these of a start that is over.
 _ABOUT_NO_FAULT: Final = ("hub.joined", "hub.ready")
+#: What streams may stand still beyond what is promised, for each process that wants a core.
+SLACK_S: Final = 0.1
 _COUNTED: Final = ("continuations", "retries", "requests_resumed")
 
 
@@ -109,7 +111,8 @@ def _run(site: Site, name: str, fault: Fault, load: str) -> tuple[Row, str]:
         Moments(broke_s, healed_s, noticed_s, whole_s, time.monotonic()),
         {metric: sum(v for (_, each), v in counted.items() if each == metric) for metric in _COUNTED},
         found,
-        slack_s=soon_s(1.0) - 1.0,
+        stall_slack_s=SLACK_S * os.getloadavg()[0] / (os.cpu_count() or 1),
+        recovery_slack_s=soon_s(fault.promise.recovery_s) - fault.promise.recovery_s,
         load_average=round(max(busy, os.getloadavg()[0]), 2),
     )
     return row, line

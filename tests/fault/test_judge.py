@@ -71,6 +71,8 @@ def test_a_stream_may_stand_still_as_long_as_is_promised() -> None:
     assert judged(stalled(1.1, at_s=8.0)).wrong == (), "that was before the fault"
     assert judged(stalled(1.1), promise=Promise(stall_alone_s=2.0), hubs=1).wrong == ()
     assert judged(stalled(1.1), promise=Promise(stall_alone_s=2.0)).wrong != ()
+    assert judged(stalled(8.9), load="overload").wrong == (), "it waits for a slot"
+    assert judged(stalled(9.1), load="overload").wrong != ()
     assert judged(stalled(4.9), promise=Promise(stall_s=None)).wrong == (), "as long as the fault, and a second"
 
 
