@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos attack sim mutants fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,10 @@ unit: setup-test ## the fast tests only
 
 chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
+
+fault: setup-test ## real processes, hosts and etcds, each fault under each load; an hour (FAULT=hub-killed LOAD=steady HUBS=1)
+	@$(BIN)/python -m tests.fault --out demo-output/fault.json \
+		$(if $(FAULT),--fault $(FAULT)) $(if $(LOAD),--load $(LOAD)) $(if $(HUBS),--hubs $(HUBS))
 
 attack: setup-test ## the attacks of docs/attacks.md on running processes, in minutes, with a table of what became of each
 	@$(BIN)/python -m pytest -p tests.support.attack_table -m attack -q --continue-on-collection-errors tests $(PYTEST_ARGS)

@@ -78,8 +78,8 @@ class Peers:
 
 #: A connection that has not shown its key by then is closed. libzmq's own limit is 30 s, and each holds a descriptor.
 _HANDSHAKE_MS: Final = 3000
-#: The receive queue of a socket with heartbeats, to which hubs send next to nothing.
-_FEW: Final = 8
+#: A connection that is silent for so long is asked by the kernel whether its other end is there, each second.
+_KEEPALIVE_S: Final = 1
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
 #: A plain int: converting zmq's own flags would cost time with every message.
@@ -96,21 +96,14 @@ class Router:
         bind_host: str,
         keys: KeyPair | None,
         hubs_of_key: Callable[[str], Collection[str]],
-        *,
-        has_heartbeats: bool,
     ) -> None:
-        """``hubs_of_key`` says which hubs a public key belongs to now; without ``keys`` it is not asked.
-
-        With ``has_heartbeats`` a side that says nothing loses the connection, this one and the hub alike.
-        """
+        """``hubs_of_key`` says which hubs a public key belongs to now; without ``keys`` it is not asked."""
         self._hubs_of_key = hubs_of_key
         self.peers = Peers(has_keys=keys is not None)
         self.socket = context.socket(zmq.ROUTER)
         if keys is not None:
             secure_server(self.socket, keys)
         _configure(self.socket, config)
-        if has_heartbeats:
-            _set_heartbeats(self.socket, config)
         self.socket.ipv6 = ":" in bind_host
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:
@@ -186,18 +179,13 @@ def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     # A hub that reconnects replaces its old connection, which may be dead without having noticed.
     socket.router_handover = True
     socket.maxmsgsize = MAX_HEAD_BYTES
+    # No heartbeats of ZMQ's: libzmq 4.3.5 ends a hub that finds one behind a full receive queue once the connection is
+    # broken, as after a stop of some seconds. Hubs send their own, on a connection for them; a hub's host that is gone
+    # is noticed by the kernel, and a hub that stands still by the end of its lease.
+    socket.tcp_maxrt = config.dead_after_ms
     socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = 30
-    socket.tcp_keepalive_intvl = 10
-
-
-def _set_heartbeats(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
-    socket.heartbeat_ivl = config.heartbeat_interval_ms
-    socket.heartbeat_timeout = config.heartbeat_timeout_ms
-    socket.heartbeat_ttl = config.heartbeat_timeout_ms
-    # Where the receive queue is full when the connection breaks, libzmq 4.3.5 ends the process with the next heartbeat,
-    # unless somebody reads before it: a short queue is read on after a few messages.
-    socket.rcvhwm = _FEW
+    socket.tcp_keepalive_idle = _KEEPALIVE_S
+    socket.tcp_keepalive_intvl = _KEEPALIVE_S
 
 
 def _key_of(frame: zmq.Frame) -> str:

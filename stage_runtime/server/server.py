@@ -61,9 +61,8 @@ class ReplicaServer:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gate = None if keys is None else Gatekeeper(self._context)
         hubs_of_key = _no_hubs if self._gate is None else self._gate.hubs_of_key
-        # Heartbeats are for a connection on which a hub sends little; the other one is as good as this one.
-        self._input = Router(self._context, config, bind_host, keys, hubs_of_key, has_heartbeats=False)
-        self._output = Router(self._context, config, bind_host, keys, hubs_of_key, has_heartbeats=True)
+        self._input = Router(self._context, config, bind_host, keys, hubs_of_key)
+        self._output = Router(self._context, config, bind_host, keys, hubs_of_key)
         self.input_port, self.output_port = self._input.port, self._output.port
         self._pause = ConnectionPause([self._input.listener, self._output.listener])
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

@@ -553,8 +553,8 @@ def patches() -> list[tuple[Any, str, Any]]:
         def eventfd_read(_fd: int) -> int:
             return 0
 
-    def router(*_: object, has_heartbeats: bool) -> SimRouter:
-        return SimRouter(current_world(), current_process(), has_heartbeats=has_heartbeats)
+    def router(*_: object) -> SimRouter:
+        return SimRouter(current_world(), current_process())
 
     return [
         (server_module, "zmq", _Zmq),

@@ -78,13 +78,16 @@ class Host:
 
 
 class Network:
-    """Hosts with the given names; ``hosts`` has them by name. Leaving it ends what still runs on them."""
+    """Hosts with the given names; ``hosts`` has them by name. Leaving it ends what still runs on them.
 
-    def __init__(self, *names: str) -> None:
+    ``subnet`` is the first three numbers of their addresses, ``first`` the last number of the first one.
+    """
+
+    def __init__(self, *names: str, subnet: str = "10.77.0", first: int = 1) -> None:
         own = f"{_PREFIX}-{os.getpid()}-{next(_NUMBERS)}"
         self._switch = f"{own}-{_SWITCH}"
         self.hosts = {
-            name: Host(name, f"{own}-{name}", f"10.77.0.{number}") for number, name in enumerate(names, start=1)
+            name: Host(name, f"{own}-{name}", f"{subnet}.{number}") for number, name in enumerate(names, start=first)
         }
         self._stack = ExitStack()
         #: Process ids that the end of the network had to kill.
@@ -116,6 +119,14 @@ class Network:
     def join(self, host: Host) -> None:
         """Undo ``cut``."""
         _ip("-n", self._switch, "link", "set", f"to-{host.name}", "master", _BRIDGE)
+
+    def join_bridge(self, bridge: str) -> None:
+        """Plug the switch into a bridge of this machine, such as that of a Docker network with the same subnet."""
+        # 15 characters at most; it goes with the switch's end.
+        end = f"omni{os.getpid()}u{next(_NUMBERS)}"
+        _ip("link", "add", end, "type", "veth", "peer", "name", "uplink", "netns", self._switch)
+        _ip("-n", self._switch, "link", "set", "uplink", "master", _BRIDGE, "up")
+        _ip("link", "set", end, "master", bridge, "up")
 
     def received_bytes(self, host: Host) -> int:
         """What the switch has sent to it so far."""

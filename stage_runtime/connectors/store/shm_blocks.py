@@ -15,6 +15,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ from stage_runtime.connectors.store.layout import (
 
 #: Smaller free blocks are not kept: making a small block is as cheap as finding it again.
 KEPT_FROM_BYTES: Final = 32768
+#: Free blocks that are kept at most, and that much less where this process may open few files: each has two of them.
+_MOST_FREE: Final = 256
+_FREE_SHARE: Final = 16
 #: How many free blocks of a size are tried for one without readers before a new one is made.
 _TRIES: Final = 16
 #: Parts from this size on are copied by numpy, which releases the GIL; smaller ones are joined first.
@@ -247,7 +251,7 @@ class ShmBlock:
 
 
 class ShmBlockPool:
-    """See BlockPool. Keeps ``keep_bytes`` of free blocks at most."""
+    """See BlockPool. Keeps ``keep_bytes`` of free blocks at most, and so few that they take no file from others."""
 
     def __init__(self, directory: Path | None, keep_bytes: int, *, counted: bool = True) -> None:
         self._counted = counted
@@ -256,6 +260,9 @@ class ShmBlockPool:
         self._lock = threading.Lock()
         self._free: dict[int, list[ShmBlock]] = {}
         self._free_bytes = 0
+        self._free_count = 0
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_free = _MOST_FREE if limit == resource.RLIM_INFINITY else min(_MOST_FREE, limit // _FREE_SHARE)
         self._closed = False
         self.made = 0
 
@@ -268,6 +275,7 @@ class ShmBlockPool:
             for position in range(len(free) - 1, max(len(free) - 1 - _TRIES, -1), -1):
                 if free[position].try_lock() and free[position].is_whole():
                     self._free_bytes -= capacity
+                    self._free_count -= 1
                     return free.pop(position)
         segment = ShmBlock(self._directory, capacity, counted=self._counted)
         if not segment.try_lock():
@@ -277,13 +285,14 @@ class ShmBlockPool:
         return segment
 
     def give_back(self, segment: ShmBlock) -> None:
-        """See BlockPool. Small blocks, and blocks beyond ``keep_bytes``, are dropped."""
+        """See BlockPool. Small blocks, and those beyond what is kept, are dropped."""
         if segment.withdraw() and segment.capacity >= KEPT_FROM_BYTES:
             segment.try_lock()
             with self._lock:
-                if not self._closed and self._free_bytes + segment.capacity <= self._keep_bytes:
+                if self._has_room(segment.capacity):
                     self._free.setdefault(segment.capacity, []).append(segment)
                     self._free_bytes += segment.capacity
+                    self._free_count += 1
                     return
         segment.drop()
 
@@ -293,6 +302,7 @@ class ShmBlockPool:
             dropped = [segment for free in self._free.values() for segment in free]
             self._free.clear()
             self._free_bytes = 0
+            self._free_count = 0
         for segment in dropped:
             segment.drop()
 
@@ -305,3 +315,7 @@ class ShmBlockPool:
     def free_bytes(self) -> int:
         """See BlockPool."""
         return self._free_bytes
+
+    def _has_room(self, size_bytes: int) -> bool:
+        has_bytes = self._free_bytes + size_bytes <= self._keep_bytes
+        return not self._closed and has_bytes and self._free_count < self._most_free

@@ -1,7 +1,7 @@
 """A hub or a replica of the release before, whose heartbeats are on the connections for messages, beside one of this.
 
-Hubs have a third connection for them now, and replicas have them on one of two. The former side is made of today's with
-the sockets that it had.
+Hubs have a third connection for them now, and replicas have none. The former side is made of today's with the sockets
+that it had.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zmq
 from hub.async_omni import AsyncOmni
 from hub.replicas import sockets
 from omni_discovery.curve import KeyPair
-from stage_runtime.server import router, server
+from stage_runtime.server import router
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, started_hub, until
 from tests.support.local_replica import LocalReplica
 from tests.support.proxy import TcpProxy
@@ -62,12 +62,15 @@ def former_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def former_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_heartbeats(*given: Any, has_heartbeats: bool) -> router.Router:
-        assert isinstance(has_heartbeats, bool)
-        return router.Router(*given, has_heartbeats=True)
+    usual = router._configure
 
-    monkeypatch.setattr(server, "Router", with_heartbeats)
-    monkeypatch.setattr(router, "_FEW", 1000)
+    def with_heartbeats(socket: zmq.Socket[bytes], *rest: Any) -> None:
+        usual(socket, *rest)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        socket.setsockopt(zmq.HEARTBEAT_TTL, 3000)
+
+    monkeypatch.setattr(router, "_configure", with_heartbeats)
 
 
 def nobody_former(_monkeypatch: pytest.MonkeyPatch) -> None:
