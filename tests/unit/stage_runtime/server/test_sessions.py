@@ -625,3 +625,11 @@ def test_a_request_without_a_credit_is_refused_beyond_the_hubs_share_while_anoth
 def test_a_hub_alone_may_queue_requests_without_credits() -> None:
     replica = Replica()
     assert all(isinstance(replica.submit(f"r{n}")[0], wire.Accepted) for n in range(20))
+
+
+def test_a_frame_that_is_wrong_counts_as_what_is_wrong_with_it() -> None:
+    replica = Replica()
+    replica.hears("h", wire.Hello(hub_id="h", epoch=9))
+    replica.sessions.revoke_hubs(frozenset({"gone"}))
+    replica.hears("gone/1", wire.Hello(hub_id="gone", epoch=7))
+    assert (replica.counters["wrong_epoch"], replica.counters["revoked"]) == (1, 1)
