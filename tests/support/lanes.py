@@ -22,6 +22,7 @@ LANES: Final = (
         "tests/simulation",
         "tests/fault",
         "tests/gpu",
+        "tests/guard",
         "tests/e2e",
         "--ignore-glob=tests/e2e/test_vllm_omni*.py",
     ),
