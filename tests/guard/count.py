@@ -1,7 +1,7 @@
 """How many instructions a turn of each hot path takes, as valgrind counts them.
 
 The processor's own counters are not to be had in most virtual machines, and time says little on a busy one. Valgrind
-counts what is executed, whatever else runs: in two runs of the same code the counts differ by less than a thousandth.
+counts what is executed, whatever else runs: in two runs of the same code the counts differ by less than a hundredth.
 One process under valgrind imports all, makes each path ready, runs it once, and then again between two system calls
 that nothing else makes: the first sets the counter to zero, the other writes it down.
 """
