@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants guard fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,9 @@ sim: setup-test ## whole clusters on a virtual clock, from seeds: what breaks, s
 
 mutants: setup-test ## small changes to the pure cores, one at a time: which of them no unit test notices (COUNT=10, SEED=1)
 	@$(BIN)/python -m tests.mutants --count $(or $(COUNT),10) --seed $(or $(SEED),1)
+
+guard: setup-test ## instructions of the hot paths beside the committed baseline; needs valgrind (RECORD=1 makes a new baseline)
+	@$(BIN)/python -m tests.guard $(if $(RECORD),--record)
 
 fuzz: setup-test ## hostile hubs and replicas, for minutes (OMNI_FUZZ_ROUNDS=200000)
 	@OMNI_FUZZ_ROUNDS=$${OMNI_FUZZ_ROUNDS:-200000} $(BIN)/python -m pytest tests/integration/hub/test_fuzz_hub.py \

@@ -120,4 +120,40 @@ EQUIVALENT: Final[dict[tuple[str, str, str, str], str]] = {
         "pairs = zip(self.samples, other.samples, strict=True)",
         "pairs = zip(self.samples, other.samples, strict=False)",
     ): "files of one size and one digest have as many samples",
+    (
+        "omni_discovery/view/mass_loss.py",
+        "MassLossGuard._keep",
+        "if not overdue:",
+        "if False:",
+    ): "where none is overdue there is no last one to be kept; it spares the questions",
+    (
+        "omni_discovery/wire/containers.py",
+        "has_too_many_containers",
+        "if len(packed) <= most:",
+        "if len(packed) < most:",
+    ): "so many bytes have no more parts than that, counted or not",
+    (
+        "omni_discovery/wire/session.py",
+        "HubSession._open",
+        "early, self._early_credits = (self._early_credits, 0)",
+        "early, self._early_credits = (self._early_credits, 1)",
+    ): "an open session does not read it, and the next one begins with none",
+    (
+        "hub/pool/hand_offs.py",
+        "HandOffRecord.hand_off_read",
+        "if self._read and now_s - self._failed_at_s > _FORGET_S:",
+        "if now_s - self._failed_at_s > _FORGET_S:",
+    ): "to forget nothing changes nothing",
+    (
+        "hub/pool/snapshots.py",
+        "PickSnapshots.look",
+        "if avoid:",
+        "if True:",
+    ): "the places are read only where replicas are avoided; to look them up costs time",
+    (
+        "hub/pool/wait_queue.py",
+        "PriorityQueue.add",
+        "if max(len(self._arrivals), len(self._heap)) > 2 * self.count + 64:",
+        "if max(len(self._arrivals), len(self._heap)) > 2 * self.count - 64:",
+    ): "how often those who were served are dropped costs time, and changes no order",
 }

@@ -23,6 +23,7 @@ LANES: Final = (
         "tests/linearizability",
         "tests/fault",
         "tests/gpu",
+        "tests/guard",
         "tests/e2e",
         "--ignore-glob=tests/e2e/test_vllm_omni*.py",
     ),

@@ -214,3 +214,12 @@ def test_replicas_of_another_version_are_counted_and_not_named_while_the_stage_h
     scene.start(new, 0)
     first, _ = scene.releases.status()
     assert (first.registered, first.pickable, first.why_absent) == (2, 1, "")
+
+
+def test_the_newest_is_taken_while_it_has_a_slot_though_the_old_is_less_loaded() -> None:
+    scene = Scene()
+    scene.start(scene.first, 0, 1, capacity=8)
+    new = scene.follow(document("b"))
+    scene.start(new, 0, capacity=2)
+    scene.backlog[0, new.fingerprints[0]] = 1
+    assert scene.goes_by() is new

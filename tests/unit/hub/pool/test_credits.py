@@ -337,3 +337,10 @@ def test_what_replicas_were_told_last_is_never_more_than_is_wanted_of_16(steps: 
             assert asking.next_s(0, givers) is None
         elif givers:
             assert asking.next_s(waiting, givers) is not None
+
+
+def test_as_many_as_are_asked_at_once_are_asked_in_their_order_each_time() -> None:
+    requester, addrs = CreditRequester(), [f"a{number}" for number in range(16)]
+    for now_s in (0.0, 100.0):
+        requests = requester.due(now_s, 32, 1.0, addrs)
+        assert [(each.addr, each.waiting) for each in requests] == [(addr, 2) for addr in addrs]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Any
 
+from hub.pool.members import Members
 from hub.pool.stage_pool import PoolOptions, StagePool
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
@@ -109,3 +110,18 @@ async def test_without_zones_and_weights_a_slot_that_is_there_is_taken() -> None
     pool = pool_of(info("a", 0), info("b", 1), credits_=0)
     pool.core.grant("a", 3)
     assert await where(await start(pool, 3)) == ["a"] * 3
+
+
+def test_members_tell_what_they_know_of_an_address_and_whether_a_recount_changed_anything() -> None:
+    members = Members(PoolOptions())
+    unknown = members.get("a"), members.answers("a"), members.serviceable("a"), members.credits("a")
+    assert unknown == (None, False, False, 0)
+    assert members.report_age_s("a", 5.0) is None
+    entry = members.upsert(info("a", 0), 1.0)
+    assert [members.recount(entry, 1.0) for _ in range(2)] == [True, False]
+    assert (members.listed_count, members.pickable_count, members.slots) == (1, 0, 0)
+    entry.answers = True
+    assert [members.recount(entry, 2.0) for _ in range(2)] == [True, False]
+    assert (members.pickable_count, members.slots, members.serviceable("a")) == (1, 4, True)
+    entry.reported_at_s = 2.0
+    assert members.report_age_s("a", 5.0) == 3.0

@@ -186,3 +186,36 @@ def test_all_wait_for_the_best_while_the_oldest_does_and_the_best_lack_only_cred
     queued(queue, "s", 0, "x")
     oldest.prefers_best = True
     assert not queue.all_prefer_best
+
+
+def test_a_pick_that_may_only_wait_is_not_tried_again_as_it_comes_and_one_beyond_the_best_is() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    slots.free(1)
+    first, _ = queued(queue, "first")
+    assert (slots.tried, first.result) == ([], None)
+    slots.starved_slots = 1
+    second, _ = queued(queue, "second")
+    assert (slots.tried, first.result, second.result) == (["first"], "first", None)
+
+
+def test_after_a_change_all_are_tried_again_though_no_slot_came() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    pending, _ = queued(queue, "r", 0, "x")
+    slots.free(1)
+    queue.serve()
+    queue.serve()
+    assert slots.tried == ["r"]
+    queue.recheck()
+    assert (slots.tried, pending.result) == (["r", "r"], None)
+
+
+def test_who_was_served_by_an_ejected_replica_waits_no_more() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    pending, _ = queued(queue, "r", 0, "the rest")
+    slots.ejected_free_count = 2
+    slots.free(0)
+    queue.serve()
+    assert (pending.result, len(queue)) == ("r at an ejected one", 0)

@@ -122,3 +122,17 @@ def test_where_nobody_listens_a_turn_is_short() -> None:
     assert scene.turn(UNCONNECTED_TURN_S - 1) == ([], [])
     assert scene.turn(UNCONNECTED_TURN_S) == (["a", "c"], ["d", "e"])
     assert scene.turn(2 * UNCONNECTED_TURN_S) == ([], [])
+
+
+def test_while_there_is_room_nobody_gives_way() -> None:
+    """1. of three places two are taken, long ago, by those that never answer; 2. one that waits is tried, they stay"""
+    scene = Scene()
+    assert [scene.attach(addr, 0.0) for addr in "ab"] == [True, True]
+    scene.limits.postpone("c")
+    assert scene.limits.review(1000.0) == (["c"], [])
+
+
+def test_where_nobody_waits_nobody_gives_way() -> None:
+    scene = Scene(1)
+    assert scene.attach("a", 0.0)
+    assert scene.limits.review(1000.0) == ([], [])

@@ -173,3 +173,12 @@ def test_a_loss_is_forgotten_after_an_hour_and_a_landslide_is_bounded() -> None:
     assert len(names(lost)) == 64
     assert len(names(lost, 3599.0)) == 64
     assert names(lost, 3601.0) == []
+
+
+def test_of_those_that_answer_again_none_is_silent() -> None:
+    lost, a = LostReplicas(), info(0, 5)
+    lost.follow_view({}, view(a), 0.0)
+    lost.session_lost(a)
+    assert repr(lost) == "LostReplicas(0 lost, 1 silent)"
+    lost.session_up(a)
+    assert repr(lost) == "LostReplicas(0 lost, 0 silent)"

@@ -128,3 +128,9 @@ def test_what_is_told_is_short_whatever_a_replica_wrote() -> None:
     (flaw,) = flaws(info, ref({"source_host": "\x1b[2J" + "x" * 100_000, "source_port": 10**18}))
     assert len(flaw) < 500
     assert "\x1b" not in flaw
+
+
+def test_as_many_values_as_may_be_are_taken() -> None:
+    assert flaws(record(), ref({"x": [0] * 131_071})) == {""}
+    (flaw,) = flaws(record(), ref({"x": [0] * 131_072}))
+    assert "more than 131072 values" in flaw

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hub.request import events as ev
-from hub.request.story import MAX_EVENTS, Story
-from omni_discovery.wire import FailureKind, HandOffPiece
+from hub.request.story import MAX_EVENTS, Story, shown_reason
+from omni_discovery.wire import FailureKind, HandOffPiece, StageFailed
 from tests.support.request_walk import Walk
 
 
@@ -90,3 +92,12 @@ def test_of_the_pieces_of_a_hand_off_only_the_first_is_kept() -> None:
     for number in range(3):
         story.add_message(0.0, 0, HandOffPiece(**about, number=number, payloads=()), [])  # type: ignore[arg-type]
     assert len(story) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [("the prompt is 'secret'", "engine"), ("CUDA error: at 'secret'", "engine: CUDA error")],
+)
+def test_of_what_an_engine_says_only_the_kind_of_error_is_shown(reason: str, shown: str) -> None:
+    about = {"epoch": 1, "request_id": "r", "queue_length": 0}
+    assert shown_reason(StageFailed(**about, kind=FailureKind.ENGINE, reason=reason)) == shown

@@ -11,6 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 
+from omni_discovery.balancing.base import Member
 from omni_discovery.balancing.policies import (
     LeastQueueLengthBalancer,
     LoadBalancer,
@@ -221,3 +222,8 @@ def test_a_broken_policy_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch, 
 def test_each_stage_gets_a_balancer_of_its_own() -> None:
     factory = build_load_balancer_factory("round-robin")
     assert factory() is not factory()
+
+
+def test_a_load_that_is_given_counts_and_not_the_report() -> None:
+    info = ReplicaInfo("a", "", 0, ReplicaStatus.UP, 3, 0.0, 0.0)
+    assert [Member(info, load).load for load in (None, 0, 5)] == [3, 0, 5]

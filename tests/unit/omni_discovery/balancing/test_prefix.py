@@ -170,3 +170,12 @@ def test_a_replica_has_the_same_points_in_hubs_of_every_release() -> None:
     assert (len(points), len(set(points))) == (48, 48)
     assert points[:2] == [227186995931782430, 17435189811146934715]
     assert points[-1] == 16131895334640302292
+
+
+def test_of_those_that_left_none_is_picked_at_random_and_all_others_may_be() -> None:
+    members = [member(number) for number in range(3)]
+    index = index_of(*members)
+    index.remove(members[0])
+    assert {index._pick_random() for _ in range(50)} == set(members[1:])
+    index.remove(members[2])
+    assert index._pick_random() is members[1]

@@ -252,3 +252,17 @@ def test_a_select_of_ones_own_is_obeyed_by_pools_too() -> None:
     index.update(first)
     assert index.pick(TASK) is first
     assert shown == [[replace(first.info, queue_length=4), third.info]]
+
+
+def test_equals_of_one_weight_are_picked_at_random_all_of_them() -> None:
+    members = [member(number) for number in range(4)]
+    index = filled(KeyedIndex(no_key, random.Random(1).random), *members)
+    assert {index.pick(TASK) for _ in range(100)} == set(members)
+
+
+def test_a_member_keeps_in_mind_the_turn_that_it_was_given() -> None:
+    index, one, late = StrideIndex(), member(1), member(0, weight=0.25)
+    index.add(one)
+    index.pick(TASK)
+    index.add(late)
+    assert late.key == 4.0

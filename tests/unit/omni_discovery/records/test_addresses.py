@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from omni_discovery.errors import ConfigError
@@ -67,3 +69,15 @@ def test_all_else_is_refused_in_words_of_bounded_length(addr: str) -> None:
 def test_zmq_gets_numbers_with_brackets_where_they_need_them() -> None:
     address = parse_address("tcp://gpu-9:7")
     assert (address.endpoint("10.0.0.9"), address.endpoint("fd00::9")) == ("tcp://10.0.0.9:7", "tcp://[fd00::9]:7")
+
+
+@pytest.mark.parametrize(("length", "shown"), [(100, "x" * 100), (101, "x" * 100 + "...")])
+def test_an_address_is_shown_whole_up_to_a_hundred_characters(length: int, shown: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"its address '{shown}' can't be used")):
+        parse_address("x" * length)
+
+
+@pytest.mark.parametrize("addr", ["tcp://[::12:5", "tcp://1::12]:5"])
+def test_one_bracket_is_none(addr: str) -> None:
+    with pytest.raises(ConfigError, match="names no host"):
+        parse_address(addr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from omni_discovery.errors import RecordError
+from omni_discovery.errors import RecordError, RegistryUnavailableError
 from omni_discovery.records import keys
 from omni_discovery.records.beat import Beat, BeatRecord, decode_beat
 from omni_discovery.records.health import HubHealth
@@ -48,3 +48,10 @@ def test_a_beat_of_a_release_that_does_not_say_what_it_serves_is_read_as_ever() 
     assert decode_beat(KEY, b'{"schema":1,"counter":1,"revision":7,"written_at":5.0}').pipeline == ""
     with pytest.raises(RecordError):
         decode_beat(KEY, b'{"pipeline":"' + b"x" * 65 + b'"}')
+
+
+async def test_without_a_lease_nothing_is_written() -> None:
+    kv = FakeKV(ManualClock())
+    with pytest.raises(RegistryUnavailableError, match="no lease"):
+        await Beat(kv, KEY, lambda: 0).write(1, 7, 5.0)
+    assert await kv.get(KEY) is None

@@ -15,6 +15,7 @@ from omni_discovery.records.control import (
     ControlError,
     Decision,
     HubControlSpec,
+    _shown,
     answered_revision,
     decide,
     parse,
@@ -196,3 +197,8 @@ def test_a_hubs_key_that_makes_no_sense_is_told_with_what_would(value: bytes, to
     with pytest.raises(ControlError) as raised:
         parse_hub("h", value)
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(("length", "shown"), [(78, "x" * 78 + '"'), (79, "x" * 76 + "...")])
+def test_a_wrong_value_is_shown_up_to_eighty_characters(length: int, shown: str) -> None:
+    assert _shown("x" * length) == f'"{shown}'

@@ -15,6 +15,7 @@ from omni_discovery.records.jobs import JobRecord
 from omni_discovery.records.params import ParamBounds
 from omni_discovery.records.schema import HubRecord, ReplicaRecord
 from omni_discovery.records.waits import WaitEntry, WaitRecord
+from tests.support.defaults import unusual_defaults
 
 #: Empty, zero or false; 1 where the field counts from it; unset where "not said" differs from empty.
 ZEROS: tuple[Any, ...] = ("", 0, 0.0, False, [], {}, None, UNSET)
@@ -50,3 +51,16 @@ def test_an_absent_field_means_nothing_said(record: type[msgspec.Struct]) -> Non
             assert default == OTHERS.get((record, each.name), 1), each.name
         else:
             assert default in ZEROS, each.name
+
+
+def test_a_replica_of_which_nothing_is_known_has_one_slot_a_lease_and_no_id() -> None:
+    found = unusual_defaults("omni_discovery.records")
+    assert {name: default for name, default in found.items() if not name.endswith(".schema")} == {
+        "HubHealth.window_s": 300.0,
+        "ReplicaInfo.replica_id": -1,
+        "ReplicaInfo.capacity": 1,
+        "ReplicaInfo.weight": 1.0,
+        "ReplicaInfo.leased": True,
+        "ReplicaRecord.capacity": 1,
+        "ReplicaRecord.weight": 1.0,
+    }

@@ -79,3 +79,9 @@ def test_roles_are_told_by_what_may_be_written() -> None:
     assert roles_that_write([*OPEN_FAMILIES, API_KEYS]) == ("hub", "replica", "operator")
     assert roles_that_write(["replicas/", "waits/", "control/"]) == ("replica",)
     assert roles_that_write([]) == ()
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if WRITES[role]])
+def test_a_role_is_whole_for_a_user_who_may_write_just_what_it_writes(role: str) -> None:
+    assert role in roles_that_write(WRITES[role])
+    assert role not in roles_that_write(WRITES[role][1:])

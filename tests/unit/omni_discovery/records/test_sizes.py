@@ -94,3 +94,11 @@ def test_the_longest_record_that_anybody_has_is_read() -> None:
     assert 75_000 < len(value) < MAX_VALUE_BYTES
     check_value(KEY, value)
     assert msgspec.structs.asdict(decode_replica(KEY, 0, 7, value))["reason"] == record.reason
+
+
+def test_a_value_may_be_as_long_as_the_bound_and_have_as_many_parts() -> None:
+    check_value(KEY, b"x" * MAX_VALUE_BYTES)
+    check_value(KEY, b"," * MAX_PARTS)
+    for wrong in (b"x" * (MAX_VALUE_BYTES + 1), b"," * (MAX_PARTS + 1)):
+        with pytest.raises(RecordError):
+            check_value(KEY, wrong)

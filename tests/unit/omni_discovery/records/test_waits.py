@@ -78,3 +78,9 @@ def test_a_wait_since_a_moment_that_no_clock_shows_is_not_shown(since: str) -> N
     items = [KeyValue(keys.wait_key("default", "h-1"), value, 1, 1)]
     assert last_words_among(items, "default") == []
     assert len(last_words_among([KeyValue(items[0].key, value.replace(since.encode(), b"5.0"), 1, 1)], "default")) == 1
+
+
+def test_what_lies_under_another_key_is_no_wait() -> None:
+    value = encode_waits(RECORD)
+    items = [KeyValue(key, value, 1, 1) for key in (KEY, keys.hub_key("n", "h"), KEY + "/more")]
+    assert waits_among(Listing(1, 1, tuple(items)).items, "n") == [RECORD]

@@ -172,3 +172,12 @@ def test_thousands_that_nobody_was_behind_are_forgotten_as_they_vanish() -> None
     assert scene.core.tracked() == {(0, "a")}
     scene.silent.add("b")
     assert scene.list(regressed=True) == ["a", "b"]
+
+
+def test_of_two_that_vanish_one_after_the_other_the_first_goes_first() -> None:
+    """1. a history that went back takes a away, and later b; 2. a's time is over, and b, which answers, is kept"""
+    scene = Scene("a", "b")
+    assert scene.list("b", regressed=True) == ["a"]
+    scene.now_s += 5.0
+    assert scene.list(regressed=True) == ["a", "b"]
+    assert scene.kept(after_s=6.0) == ["b"]

@@ -115,3 +115,13 @@ def test_one_that_is_rewritten_while_it_is_not_read_is_read_as_it_is_then(monkey
     view: View = table.snapshot()
     assert view.replicas[0, 3].queue_length == 7
     assert view.refused_count == 0
+
+
+def test_what_was_read_for_once_may_go_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. one goes, and another is read in its place; 2. that one goes, too, and nothing is looked at that is gone"""
+    monkeypatch.setattr(record_bounds, "MOST_MEMORY_BYTES", 1 << 20)
+    table = ReplicaTable(NS)
+    table.replace(listing(9, *(item(0, number, 2 + number) for number in range(4))), 1.0)
+    for revision, number in ((10, 0), (11, 3), (12, 1)):
+        table.apply(WatchBatch(revision, [DeleteEvent(keys.replica_key(NS, 0, number), revision)]), 2.0)
+    assert list(table.snapshot().replicas) == [(0, 2)]

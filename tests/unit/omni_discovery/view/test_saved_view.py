@@ -176,3 +176,27 @@ async def test_a_folder_that_can_not_be_written_costs_a_warning_and_nothing_else
     assert set(scene.views[-1].replicas) == {(0, 0)}
     await watcher.close()
     assert "view.not_saved" in caplog.text
+
+
+async def test_a_hub_without_a_saved_view_watches_all_the_same(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    watcher = HubWatcher(
+        scene.kv, RegistryConfig("etcd:2379", namespace=NS), lambda view, _: scene.views.append(view), ViewOptions()
+    )
+    watcher.start()
+    await settle()
+    await watcher.close()
+    assert scene.views
+    assert not scene.path.exists()
+
+
+async def test_what_is_not_known_to_be_fresh_is_not_saved(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    watcher = scene.watcher()
+    assert watcher._fresh_list() is None
+    watcher._hub_table.replace(LISTING, 1.0)
+    found = watcher._fresh_list()
+    assert found is not None
+    assert found[0].revision == LISTING.revision
+    watcher._hub_table.mark_stale(2.0)
+    assert watcher._fresh_list() is None

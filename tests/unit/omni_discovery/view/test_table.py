@@ -310,3 +310,10 @@ def test_a_table_shows_itself() -> None:
     assert repr(table) == "ReplicaTable(default, replicas=2, hubs=1, bad=0, revision=5)"
     table.mark_stale(1_700_000_000.25)
     assert repr(table).endswith("revision=5, stale since 2023-11-14T22:13:20.250Z)")
+
+
+def test_a_list_that_nobody_announced_is_compared_as_any_other() -> None:
+    table = ReplicaTable(NS)
+    table.replace(listing(5, item(0, 0, 2)), 1.0)
+    delta, missed = table.reconcile(listing(6, item(0, 0, 2), item(0, 1, 6)), 2.0)
+    assert (ids(delta.added), missed) == ([(0, 1, 6)], 0)

@@ -59,3 +59,9 @@ def test_the_bound_is_the_bound(value: bytes, size: int) -> None:
 def test_what_is_cut_off_or_no_msgpack_ends_the_count(cut: bytes) -> None:
     assert not has_too_many_containers(b"\x80" * 20 + cut, 21)
     assert has_too_many_containers(b"\x80" * 22 + cut, 21)
+
+
+def test_texts_are_not_counted_where_there_are_no_more_maps_and_arrays_than_may_be() -> None:
+    packed = msgspec.msgpack.encode(["a", "b"])
+    assert not has_too_many_containers(packed, 1)
+    assert has_too_many_containers(packed, 0)

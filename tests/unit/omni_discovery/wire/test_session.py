@@ -740,3 +740,11 @@ def _read(frame: bytes, *, to_hub: bool) -> wire.ToReplica | wire.FromReplica:
 
 SessionMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestSessionMachine = SessionMachine.TestCase
+
+
+def test_nobody_is_greeted_on_a_connection_that_is_lost() -> None:
+    session = new()
+    session.disconnected("output")
+    assert [each.socket for each in session.repeat_hellos() if isinstance(each, SendToReplica)] == ["input"]
+    session.connected("output")
+    assert [each.socket for each in session.repeat_hellos() if isinstance(each, SendToReplica)] == ["input", "output"]

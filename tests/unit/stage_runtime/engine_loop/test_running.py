@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stage_runtime.engine_loop.jobs import NextSegment, WindowUpdate, Work
-from stage_runtime.engine_loop.running import request_of
+from stage_runtime.engine_loop.jobs import Finished, NextSegment, SegmentEnded, WindowUpdate, Work
+from stage_runtime.engine_loop.running import Running, SegmentedRequest, request_of
 
 
 def work(**fields: Any) -> Work:
@@ -29,3 +29,21 @@ def test_what_a_job_does_not_say_is_the_usual() -> None:
     segment = NextSegment("a", 1, {}, ())
     assert (segment.is_last, segment.kept_from) == (False, 0)
     assert WindowUpdate("a", 2, 1).again is False
+
+
+def test_the_timings_of_segments_add_up_but_for_the_first_output() -> None:
+    request = SegmentedRequest()
+    for first_s in (1.0, 5.0):
+        end = Finished("a", "length", (), {"n": 2}, {"first_output": first_s, "generate": 2.0})
+        assert request.end_segment(end) == SegmentEnded("a", "length", (), {"n": 2})
+    assert request.is_idle
+    assert request.finish("a") == Finished("a", "length", (), {"n": 4}, {"first_output": 1.0, "generate": 4.0})
+
+
+def test_only_work_in_segments_waits_for_the_next_one() -> None:
+    segmented = SegmentedRequest()
+    running = Running(work(), 0.0, 0.0, segmented=segmented)
+    assert not Running(work(), 0.0, 0.0).is_idle
+    assert not running.is_idle
+    segmented.is_idle = True
+    assert running.is_idle

@@ -122,3 +122,12 @@ def test_calls_are_remembered_up_to_a_bound_the_latest_longest() -> None:
     assert len(desk.take("c8192")) == 1
     assert desk.take("c1") == []
     assert len(desk.take("c0")) == 1
+
+
+def test_a_call_whose_hub_was_given_up_is_not_dropped_again() -> None:
+    desk = Desk()
+    desk.take("c")
+    (other,) = desk.take("d", peer=OTHER)
+    assert len(desk.calls.drop_calls(HUB.name)) == 1
+    assert desk.calls.drop_calls(HUB.name) == []
+    assert desk.calls.drop_calls(OTHER.name) == [other.key]

@@ -51,3 +51,9 @@ def test_what_is_held_is_bounded() -> None:
     assert count == 1024
     assert held.take() is not None
     assert sum(held.add(OutputChunk("a", "text", text="x" * 10_000)) for _ in range(10)) == 3
+
+
+def test_of_the_longest_text_nothing_is_left_out() -> None:
+    held = HeldOutput()
+    assert held.add(OutputChunk("a", "text", text="x" * (32 << 10), token_ids=(1,)))
+    assert not held.add(OutputChunk("a", "text", text="y", token_ids=(1,)))

@@ -253,3 +253,25 @@ def test_a_hub_that_came_back_for_a_moment_is_absent_only_since_it_went_again() 
         outbox.retry_all(at_s)
     assert outbox.unreachable_peers(5.0, 112.0) == []
     assert outbox.unreachable_peers(5.0, 113.5) == ["a"]
+
+
+def test_a_hub_is_behind_as_long_as_more_than_a_quarter_of_the_bytes_waits() -> None:
+    """1. four pictures of 150 of 1000 bytes; 2. the first leaves, then nothing: 450 wait; 3. two more leave"""
+    line, left = Line(), [1]
+
+    def send(name: str, frames: Frames) -> SendResult:
+        if not left[0]:
+            return SendResult.FULL
+        left[0] -= 1
+        return line.send(name, frames)
+
+    outbox = Outbox(send, 1000, 1000)
+    size_bytes = 150 - len(head(1))
+    for number in range(4):
+        outbox.push_message("a", head(number), b"x" * size_bytes)
+    outbox.flush_all(0.0)
+    assert outbox.behind == {"a"}
+    left[0] = 2
+    outbox.retry_all(1.0)
+    assert outbox.behind == set()
+    assert line.sent == [("a", [0]), ("a", [1]), ("a", [2])]

@@ -809,3 +809,11 @@ def test_where_a_hub_announces_too_much_the_request_ends_that_has_most(monkeypat
     assert failures(replica) == ["large"]
     arrived = [(job.key.split("/")[1], job.number) for job in replica.jobs if isinstance(job, PieceArrived)]
     assert arrived == [("large", 0), ("small", 0), ("small", 1)]
+
+
+def test_a_frame_that_is_wrong_counts_as_what_is_wrong_with_it() -> None:
+    replica = Replica()
+    replica.hears("h", wire.Hello(hub_id="h", epoch=9))
+    replica.sessions.revoke_hubs(frozenset({"gone"}))
+    replica.hears("gone/1", wire.Hello(hub_id="gone", epoch=7))
+    assert (replica.counters["wrong_epoch"], replica.counters["revoked"]) == (1, 1)

@@ -77,3 +77,13 @@ def test_many_small_values_take_more_than_their_bytes() -> None:
     assert not pieces.add(
         "hub", "a", wire.Feed(epoch=1, request_id="a", attempt=0, from_stage=0, number=0, payload=ref)
     )
+
+
+def test_the_engine_frees_the_pieces_that_it_has_and_no_later_one() -> None:
+    pieces = WaitingPieces(100_000)
+    for number in range(3):
+        assert pieces.add("hub", "a", feed(number, 4_000))
+    whole = pieces.bytes_of("hub")
+    pieces.take("hub", "a", 0, 1)
+    assert pieces.bytes_of("hub") == whole // 3
+    assert pieces.has_any("a")

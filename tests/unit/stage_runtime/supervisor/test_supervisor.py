@@ -485,3 +485,8 @@ def test_what_ended_processes_left_stops_no_start_and_is_looked_for_until_it_is_
     supervisor._reap(slot)
     supervisor._tidy_due(now_s)
     assert asked[3:] == [200.0]
+
+
+def test_a_line_says_the_process_and_the_replica_as_far_as_they_are_known() -> None:
+    assert LineSource(3).fields == {"stage": 3}
+    assert LineSource(3, "3/1", 42).fields == {"pid": 42, "stage": 3, "replica": "3/1"}

@@ -1,0 +1,1 @@
+"""What the hot paths cost in instructions, compared with a committed baseline."""
