@@ -8,6 +8,10 @@ of the cheapest two seconds of it: others on the machine empty its caches, which
 is the same from before the first stream to behind the last, their begins and ends included. Then whole chats through
 two stages. Clients are processes of their own.
 
+With ``--servers 1 2`` hubs of so many API servers take turns over HTTP, and their processor time is that of all of them
+together; *share* is that of the busiest. There are so many streams for each server: what a hub does without any piece,
+and how many pieces it gets at once, is then the same.
+
 With ``--vllm`` vLLM's own API server takes its turns in the same run, over a mock engine core that steps in the same
 way: ``vllm_server_script.py`` says what of it runs.
 """
@@ -19,12 +23,13 @@ import asyncio
 import gc
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,6 +44,7 @@ from tests.bench.actors import Actor, now_s
 from tests.bench.hub_overhead import Client
 from tests.bench.omni_actor import OmniActor
 from tests.support.hub import Hub
+from tests.support.processes import wait_for
 
 _DEPLOY: Final = """
 model: echo-steps
@@ -61,10 +67,30 @@ _BEGIN_S: Final = 120.0
 _PART_S: Final = 2.0
 
 
-def threads_s(pid: int) -> dict[str, float]:
-    """Processor time of each thread of a process so far, by its id."""
+def servers_of(hub: Hub) -> tuple[int, ...]:
+    """The processes of a hub's API servers."""
+    return (hub.process.pid, *map(int, re.findall(r"api_server\.starting number=\d+ pid=(\d+)", hub.text)))
+
+
+def serve(stack: ExitStack, folder: Path, deploy: str, servers: int) -> Hub:
+    """A hub of so many API servers, once all of them serve."""
+    (own := folder / f"servers-{servers}").mkdir()
+    hub = Hub.of_yaml(own, deploy, "--api-server-count", str(servers))
+    stack.callback(hub.stop)
+    # The first is ready when the others listen, and each tells when it has its replicas.
+    wait_for("all servers", lambda: hub.text.count("hub.ready") == servers, _BEGIN_S)
+    return hub.wait_ready()
+
+
+def way_of(servers: int) -> str:
+    """How the tables call them."""
+    return "HTTP" if servers == 1 else f"HTTP, {servers} servers"
+
+
+def threads_s(*pids: int) -> dict[str, float]:
+    """Processor time of each thread of these processes so far, by its id."""
     found: dict[str, float] = {}
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
         try:
             found[task.name] = int((task / "schedstat").read_text().split()[0]) / 1e9
         except OSError:
@@ -180,9 +206,11 @@ class PythonStreams(OmniActor):
         self.ended += 1
 
 
-def stream_row(way: str, pid: int, asker: Actor, count: int, words: int, step_s: float, **fields: Any) -> report.Row:
+def stream_row(
+    way: str, pids: Sequence[int], asker: Actor, count: int, words: int, step_s: float, **fields: Any
+) -> report.Row:
     """One round of streams."""
-    before, began_s = threads_s(pid), now_s()
+    before, began_s = threads_s(*pids), now_s()
     asker.call("begin", count, " ".join(["word"] * words), fields, timeout_s=_BEGIN_S)
     while asker.call("progress")[1] < count:
         if now_s() - began_s > _BEGIN_S:
@@ -192,21 +220,21 @@ def stream_row(way: str, pid: int, asker: Actor, count: int, words: int, step_s:
     left_s = (words - 4) * step_s - (now_s() - began_s)
     if left_s < 5.0:
         raise ValueError(f"{way}: {left_s:.1f} s are left between the begins and the ends: more --words")
-    first, pieces_before = threads_s(pid), asker.call("progress")[0]
+    first, pieces_before = threads_s(*pids), asker.call("progress")[0]
     from_s = now_s()
     parts: list[float] = []
     last, progress, took_s = first, (pieces_before, 0, 0, 0), 0.0
     while took_s < left_s - _PART_S:
         used_s, pieces_then = sum(last.values()), progress[0]
         time.sleep(_PART_S)
-        last, progress = threads_s(pid), asker.call("progress")
+        last, progress = threads_s(*pids), asker.call("progress")
         took_s = now_s() - from_s
         parts.append(1e6 * (sum(last.values()) - used_s) / (progress[0] - pieces_then))
     if progress[2]:
         raise RuntimeError(f"{way}: {progress[2]} streams ended while they were measured")
     while (ended := asker.call("progress"))[2] < count:
         time.sleep(0.1)
-    after = threads_s(pid)
+    after = threads_s(*pids)
     if ended[3] < count:
         raise RuntimeError(f"{way}: {count - ended[3]} streams of {count} were cut")
     pieces = progress[0] - pieces_before
@@ -245,50 +273,50 @@ def vllm_server(step_s: float) -> Iterator[tuple[int, str]]:
 
 
 def streams(
-    folder: Path, rounds: int, count: int, words: int, step_s: float, *, with_vllm: bool
+    folder: Path, rounds: int, count: int, words: int, step_s: float, servers: Sequence[int], *, with_vllm: bool
 ) -> Iterator[report.Row]:
     """Streams over HTTP and in Python, through one hub each that have the same replicas."""
-    deploy = _DEPLOY.format(capacity=count, step_s=step_s)
+    deploy = _DEPLOY.format(capacity=count * max(servers), step_s=step_s)
     with ExitStack() as stack:
-        hub = Hub.of_yaml(folder, deploy)
-        stack.callback(hub.stop)
-        hub.wait_ready()
-        python = stack.enter_context(Actor(PythonStreams, hub.endpoint, hub.namespace, deploy))
-        http = stack.enter_context(Actor(HttpStreams, hub.url))
-        ways: list[tuple[str, int, Actor, dict[str, Any]]] = [
-            ("HTTP", hub.process.pid, http, {}),
-            ("AsyncOmni", python.pid, python, {}),
+        hubs = [serve(stack, folder, deploy, each) for each in servers]
+        ways: list[tuple[str, Sequence[int], Actor, int, dict[str, Any]]] = [
+            (way_of(each), servers_of(hub), stack.enter_context(Actor(HttpStreams, hub.url)), count * each, {})
+            for each, hub in zip(servers, hubs, strict=True)
         ]
+        if len(hubs) == 1:
+            python = stack.enter_context(Actor(PythonStreams, hubs[0].endpoint, hubs[0].namespace, deploy))
+            ways.append(("AsyncOmni", [python.pid], python, count, {}))
         if with_vllm:
             pid, url = stack.enter_context(vllm_server(step_s))
             # Its model's context is short, and what is asked has no part in what the mock core says.
             short = [{"role": "user", "content": "word"}]
             asked = {"model": "mock", "max_tokens": words, "ignore_eos": True, "messages": short}
-            ways.append(("vLLM's server", pid, stack.enter_context(Actor(HttpStreams, url)), asked))
+            ways.append(("vLLM's server", [pid], stack.enter_context(Actor(HttpStreams, url)), count, asked))
         for turn in range(rounds):
-            for way, pid, asker, fields in ways:
-                yield {"round": turn, **stream_row(way, pid, asker, count, words, step_s, **fields)}
+            for way, pids, asker, asked_count, fields in ways:
+                yield {"round": turn, **stream_row(way, pids, asker, asked_count, words, step_s, **fields)}
 
 
-def requests(folder: Path, rounds: int, count: int, at_once: int) -> Iterator[report.Row]:
+def requests(folder: Path, rounds: int, count: int, at_once: int, servers: Sequence[int]) -> Iterator[report.Row]:
     """Whole chats through two stages, over HTTP connections that stay open."""
-    hub = Hub.of_yaml(folder, _PAIR)
-    try:
-        hub.wait_ready()
-        asyncio.run(_ask(hub.url, at_once, count // 4))
+    with ExitStack() as stack:
+        hubs = [serve(stack, folder, _PAIR, each) for each in servers]
+        for hub in hubs:
+            asyncio.run(_ask(hub.url, at_once, count // 4))
         for turn in range(rounds):
-            before, began_s = threads_s(hub.process.pid), now_s()
-            asyncio.run(_ask(hub.url, at_once, count))
-            after, took_s = threads_s(hub.process.pid), now_s() - began_s
-            used_us = 1e6 * (sum(after.values()) - sum(before.values())) / count
-            yield {
-                "round": turn,
-                "way": "HTTP",
-                "requests_per_s": round(count / took_s),
-                "us_per_request": round(used_us),
-            }
-    finally:
-        hub.stop()
+            for each, hub in zip(servers, hubs, strict=True):
+                pids = servers_of(hub)
+                before, began_s = [sum(threads_s(pid).values()) for pid in pids], now_s()
+                asyncio.run(_ask(hub.url, at_once, count))
+                took_s = now_s() - began_s
+                used = [sum(threads_s(pid).values()) - had for pid, had in zip(pids, before, strict=True)]
+                yield {
+                    "round": turn,
+                    "way": way_of(each),
+                    "requests_per_s": round(count / took_s),
+                    "us_per_request": round(1e6 * sum(used) / count),
+                    "share": round(max(used) / sum(used), 2),
+                }
 
 
 async def _ask(url: str, at_once: int, count: int) -> None:
@@ -315,6 +343,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.25)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--servers", type=int, nargs="+", default=[1], help="API servers of each hub")
     parser.add_argument("--vllm", action="store_true", help="vLLM's own API server, too; it must be installed")
     parser.add_argument("--only", choices=("streams", "requests"))
     parser.add_argument("--out", type=Path, help="path of the JSON file to write")
@@ -322,9 +351,9 @@ def main() -> None:
     results: report.Row = {"machine": report.machine()}
     parts: dict[str, Callable[[Path], Iterator[report.Row]]] = {
         "streams": lambda folder: streams(
-            folder, given.rounds, given.streams, given.words, given.step_s, with_vllm=given.vllm
+            folder, given.rounds, given.streams, given.words, given.step_s, given.servers, with_vllm=given.vllm
         ),
-        "requests": lambda folder: requests(folder, given.rounds, given.requests, given.at_once),
+        "requests": lambda folder: requests(folder, given.rounds, given.requests, given.at_once, given.servers),
     }
     for name, part in parts.items():
         if given.only in (None, name):
