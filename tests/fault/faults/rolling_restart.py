@@ -24,4 +24,4 @@ def break_it(site: Site) -> None:
         site.cluster.wait_serving()
 
 
-FAULT = Fault(break_it=break_it, promise=Promise(stall_s=2.0, stall_alone_s=10.0, takes_a_hub=True))
+FAULT = Fault(break_it=break_it, promise=Promise(stall_s=2.0, stall_alone_s=17.0, takes_a_hub=True))
