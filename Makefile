@@ -26,7 +26,7 @@ lint: setup-test ## ruff and mypy
 unit: setup-test ## the fast tests only
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
 
-chaos: setup-test ## the faults of an etcd cluster again and again; needs Docker (OMNI_CHAOS_ROUNDS=40)
+chaos: setup-test ## the faults of an etcd cluster again and again, histories of shared state; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
 
 fault: setup-test ## real processes, hosts and etcds, each fault under each load; an hour (FAULT=hub-killed LOAD=steady HUBS=1)

@@ -271,12 +271,14 @@ class EtcdKV:
             return Claim(bool(response.succeeded), revision, current, beside)
         # What made the comparison fail may be an earlier attempt, whose answer was lost.
         after = max((each.mod_revision for each in conditions if each.key == put.request_put.key), default=0)
-        ours = await self._find_write(current, value, lease_id, after or seen_revision)
+        ours = await self._find_write(current, value, lease_id, after or seen_revision, is_new=not after)
         if ours is None:
             return Claim(False, revision, current, beside)
         return Claim(True, ours.mod_revision, ours, beside)
 
-    async def _find_write(self, current: KeyValue | None, value: bytes, lease_id: int, after: int) -> KeyValue | None:
+    async def _find_write(
+        self, current: KeyValue | None, value: bytes, lease_id: int, after: int, *, is_new: bool
+    ) -> KeyValue | None:
         """A key as a write of this value left it behind revision ``after``, whatever became of it since.
 
         None if there was no such write. Raise RegistryUnavailableError where that can't be told any more.
@@ -287,7 +289,11 @@ class EtcdKV:
                 break
             if item.mod_revision <= after:
                 return None
-            if item.value == value and item.lease_id == lease_id:
+            # A key that is written over keeps its creation: one that was made later is another's, whatever it holds.
+            if not is_new and item.create_revision > after:
+                break
+            could_be_ours = not is_new or item.create_revision == item.mod_revision
+            if could_be_ours and item.value == value and item.lease_id == lease_id:
                 return item
             item = await self._get_at(item.key, item.mod_revision - 1)
         text = "an answer was lost, and the key was deleted or written too often since to tell what became of the write"

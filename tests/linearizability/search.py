@@ -55,12 +55,16 @@ class Model(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``is_linearizable``, or what stands in the way: the longest order that was found, and who can't follow it."""
+    """``is_linearizable``, or what stands in the way: the longest order that was found, and who can't follow it.
+
+    ``unknown`` are operations of unknown outcome that are not in that order.
+    """
 
     is_linearizable: bool
     tried: int
     order: tuple[Operation, ...] = ()
     blocked: tuple[Operation, ...] = ()
+    unknown: tuple[Operation, ...] = ()
     state: Any = None
 
     def __str__(self) -> str:
@@ -68,7 +72,9 @@ class Verdict:
             return f"linearizable, {self.tried} states tried"
         last = "\n".join(f"  {each}" for each in self.order[-8:])
         stuck = "\n".join(f"  {each}" for each in self.blocked[:8])
-        return f"no order after {len(self.order)} operations, of which the last are\n{last}\nat {self.state}:\n{stuck}"
+        late = "\n".join(f"  {each}" for each in self.unknown[-8:])
+        text = f"no order after {len(self.order)} operations, of which the last are\n{last}\nat {self.state}:\n{stuck}"
+        return f"{text}\nof unknown outcome:\n{late}"
 
 
 class TooManyStatesError(Exception):
@@ -104,7 +110,8 @@ def check(model: Model[State], history: Sequence[Operation], most_states: int = 
             raise TooManyStatesError(f"{len(operations)} operations, {len(seen)} states")
     done, state, chain = best
     blocked = [operations[number] for number in _next_ones(operations, ends, done) if operations[number].is_known]
-    return Verdict(False, len(seen), _in_order(operations, chain), tuple(blocked), state)
+    unknown = [each for number, each in enumerate(operations) if not each.is_known and not done >> number & 1]
+    return Verdict(False, len(seen), _in_order(operations, chain), tuple(blocked), tuple(unknown), state)
 
 
 #: Numbers of operations, the last one first.

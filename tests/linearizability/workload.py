@@ -307,8 +307,8 @@ class _Seat:
             self._note_owned()
             load += 1
             self._registrar.update(msgspec.structs.replace(self._record, queue_length=load))
-        closing_s = time.monotonic()
-        self._note_end(closing_s)
+        # Whoever reaches nobody still holds its id by then, and its lease may have ended long before.
+        self._note_end(min(time.monotonic(), self._until_s))
         await self._registrar.close(_CLOSE_S)
 
     def _on_registered(self, key: KeyValue) -> None:

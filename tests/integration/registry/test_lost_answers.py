@@ -97,7 +97,9 @@ async def test_a_key_that_was_there_before_is_nobodys_new_one(endpoint: str, nam
     await scene.other.close()
 
 
-@pytest.mark.parametrize("writes", [(None,), (None, b"theirs"), tuple(b"%d" % number for number in range(12))])
+@pytest.mark.parametrize(
+    "writes", [(None,), (None, b"theirs"), (None, b"mine"), tuple(b"%d" % number for number in range(12))]
+)
 async def test_what_can_not_be_told_any_more_is_said_to_be_unknown(
     endpoint: str, namespace: str, writes: tuple[bytes | None, ...]
 ) -> None:
