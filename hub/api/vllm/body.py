@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import InvalidRequestError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_containers, check_objects, check_values
+from omni_discovery.inputs.containers import check_objects, check_text, check_values
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _SPACE: Final = b" \t\r\n"
 
 def check_body(body: bytes) -> None:
     """Raise InvalidRequestError if to read the body, or to compile what it asks for, may cost too much."""
-    check_containers(body)
+    check_text(body)
     check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
     if b"\0" in body:
