@@ -260,6 +260,7 @@ ATTACKS: Final = (
     Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
     Attack("Q1", "megabytes of numbers such as 1e308, each of which takes long to be read", "refused before it costs"),
+    Attack("Q2", "a realtime session cuts a long answer again and again", "a cut costs little"),
 )
 
 #: Rows without a test, and why.
