@@ -261,6 +261,7 @@ ATTACKS: Final = (
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
     Attack("Q1", "megabytes of numbers such as 1e308, each of which takes long to be read", "refused before it costs"),
     Attack("Q2", "a realtime session cuts a long answer again and again", "a cut costs little"),
+    Attack("Q3", "text of JSON inside of a body for vLLM's server, nested a thousand deep", "a 400; nothing fails"),
 )
 
 #: Rows without a test, and why.

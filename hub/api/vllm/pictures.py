@@ -194,6 +194,9 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Arguments of earlier calls are JSON in a text, which vLLM reads itself.
+        if isinstance(error, RecursionError):
+            raise VLLMValidationError("a text of JSON in the messages is nested too deep: send less of it") from error
         # A file: URL without an allowed folder.
         if isinstance(error, RuntimeError) and "local files" in str(error):
             raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error

@@ -135,3 +135,18 @@ async def test_what_is_no_plain_object_of_json_is_refused(body: bytes) -> None:
             answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400, path
             assert "JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.attack("Q3")
+@pytest.mark.parametrize("depth", [1000, 100_000])
+async def test_arguments_of_a_call_that_are_nested_too_deep_are_the_clients_mistake(depth: int) -> None:
+    """The server reads that text as JSON; it ended in a 500, with a stack in the log."""
+    nested = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": nested}}
+    chat = {"model": "m", "max_tokens": 1, "messages": [*RIGHT_MESSAGES, {"role": "assistant", "tool_calls": [call]}]}
+    function_call = {"type": "function_call", "call_id": "a", "name": "a", "arguments": nested}
+    response = {"model": "m", "max_output_tokens": 1, "input": [function_call, {"role": "user", "content": "a"}]}
+    async with served() as (_, client, _):
+        for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, "nested too deep" in answer.text) == (400, True), answer.text[:300]
