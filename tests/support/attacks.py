@@ -262,6 +262,9 @@ ATTACKS: Final = (
     Attack("Q1", "megabytes of numbers such as 1e308, each of which takes long to be read", "refused before it costs"),
     Attack("Q2", "a realtime session cuts a long answer again and again", "a cut costs little"),
     Attack("Q3", "text of JSON inside of a body for vLLM's server, nested a thousand deep", "a 400; nothing fails"),
+    Attack(
+        "Q4", "megabytes to be made tokens by vLLM's server, whatever the model can hold", "refused before it costs"
+    ),
 )
 
 #: Rows without a test, and why.
