@@ -265,6 +265,7 @@ ATTACKS: Final = (
     Attack(
         "Q4", "megabytes to be made tokens by vLLM's server, whatever the model can hold", "refused before it costs"
     ),
+    Attack("Q5", "thousands of conversations in one batch of chats", "refused before it costs"),
 )
 
 #: Rows without a test, and why.
