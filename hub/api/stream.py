@@ -26,7 +26,7 @@ from hub.api.generation.timings import shown_timings
 from hub.api.protocols import input_wait_of
 from omni_discovery.data_urls import file_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
-from omni_discovery.inputs.containers import check_containers
+from omni_discovery.inputs.containers import check_text
 from omni_discovery.wire import MAX_PRIORITY
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def parse_frame(text: str | None) -> SegmentFrame | EndFrame:
     """Read and check a frame; ``text`` None: it was binary. Raise InvalidRequestError that names the field."""
     if text is None:
         raise InvalidRequestError("a frame is JSON text, not binary")
-    check_containers(text.encode("utf-8", "surrogatepass"))
+    check_text(text.encode("utf-8", "surrogatepass"))
     try:
         frame = _decoder.decode(text)
     except msgspec.ValidationError as error:

@@ -19,6 +19,7 @@ from omni_discovery.deploy.checks import BOUND, Part, Parts, check_engines, chec
 from omni_discovery.deploy.dialect import Overrides, translate, unknown_keys
 from omni_discovery.deploy.lines import MOST_LEVELS, Problem, is_too_deep, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
+from omni_discovery.inputs.containers import decode_any
 
 _YES_OR_NO: Final = "true or false"
 _WORDS: Final = "a word"
@@ -376,7 +377,7 @@ def _read(
 def decode_deploy(value: bytes, source: str) -> DeployConfig:
     """Decode the JSON document of the registry. Raise ConfigError."""
     try:
-        document = msgspec.json.decode(value)
+        document = decode_any(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: {error}") from error
     return convert_document(document, source)

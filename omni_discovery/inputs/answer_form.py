@@ -14,6 +14,7 @@ from typing import Any, Final, TypeGuard
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.containers import decode_any
 from omni_discovery.inputs.form_depth import check_levels, check_rules
 
 #: Characters of a schema (without its signs) or a grammar; of a regular expression, or of all choices together.
@@ -172,7 +173,7 @@ class _Counted:
 def _decoded(what: str, text: str) -> Any:
     _check_length(what, text, MAX_FORM)
     try:
-        return msgspec.json.decode(text)
+        return decode_any(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         # Other readers take more than JSON, such as NaN: what they made of it would not be checked.
         raise InvalidRequestError(f"{what}: not JSON: {error}") from error

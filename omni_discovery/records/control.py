@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_discovery.inputs.containers import decode_any
 from omni_discovery.kv import KeyValue
 from omni_discovery.records.schema import MOST_WEIGHT
 
@@ -148,7 +149,7 @@ def _answer(revision: int, reason: str) -> str:
 
 def _fields(value: bytes, example: str = '{"cordon": true}') -> dict[str, Any]:
     try:
-        fields = msgspec.json.decode(value)
+        fields = decode_any(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise ControlError(f"not JSON ({error}); right would be, for example, {example}") from error
     if not isinstance(fields, dict):

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from omni_discovery.errors import RecordError
+from omni_discovery.inputs.containers import MAX_EXTREMES, has_many_extremes
 from omni_discovery.records.keys import ROOT
 
 #: The longest value but that of the deploy document. A record with eight edges and 64 voices has 7 kB; none has more
@@ -34,8 +35,10 @@ def count_parts(value: bytes) -> int:
 
 
 def check_value(key: str, value: bytes) -> None:
-    """Raise RecordError for a value that is too long, or has too many parts, to be decoded."""
+    """Raise RecordError for a value that is too long, or has too many parts or costly numbers, to be decoded."""
     if len(value) > MAX_VALUE_BYTES:
         raise RecordError(key, f"has more than {MAX_VALUE_BYTES} bytes, as no record has: {_ADVICE}")
     if count_parts(value) > MAX_PARTS:
         raise RecordError(key, f"has more than {MAX_PARTS} parts, as no record has: {_ADVICE}")
+    if has_many_extremes(value):
+        raise RecordError(key, f"has more than {MAX_EXTREMES} numbers such as 1e300, as no record has: {_ADVICE}")

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.containers import decode_any
 
 #: Inputs of vLLM's front end that an engine may not read: what it has made of pictures and sounds, and how.
 _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
@@ -128,7 +129,7 @@ def _with_arguments(call: Any) -> Any:
     if not isinstance(called, Mapping) or not isinstance(called.get("arguments"), str):
         return call
     try:
-        arguments = msgspec.json.decode(called["arguments"])
+        arguments = decode_any(called["arguments"])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         # The template shows what is no JSON as it is.
         return call

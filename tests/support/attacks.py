@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,13 @@ ATTACKS: Final = (
     Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
     Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
+    Attack("Q1", "megabytes of numbers such as 1e308, each of which takes long to be read", "refused before it costs"),
+    Attack("Q2", "a realtime session cuts a long answer again and again", "a cut costs little"),
+    Attack("Q3", "text of JSON inside of a body for vLLM's server, nested a thousand deep", "a 400; nothing fails"),
+    Attack(
+        "Q4", "megabytes to be made tokens by vLLM's server, whatever the model can hold", "refused before it costs"
+    ),
+    Attack("Q5", "thousands of conversations in one batch of chats", "refused before it costs"),
 )
 
 #: Rows without a test, and why.

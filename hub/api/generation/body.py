@@ -10,7 +10,7 @@ import msgspec
 
 from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
-from omni_discovery.inputs.containers import check_containers
+from omni_discovery.inputs.containers import check_text
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -77,7 +77,7 @@ async def read_body(request: Request) -> bytes:
 
 def decode_body(decoder: msgspec.json.Decoder[_Body], body: bytes) -> _Body:
     """Decode and check a body. Raise InvalidRequestError that names the field."""
-    check_containers(body)
+    check_text(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -26,6 +26,8 @@ _ITEM_BYTES: Final = 500
 _PART_BYTES: Final = 150
 #: How many characters of a transcript a second of sound holds, where the sound is not whole yet.
 _CHARACTERS_PER_S: Final = 15
+#: Characters of a word, at whose beginning a transcript is cut; in what is longer it is cut anywhere.
+_LONGEST_WORD: Final = 1024
 
 
 def memory_of(text: str) -> int:
@@ -78,13 +80,12 @@ class Content:
         self.sound_ms = end_ms
         if end_ms < total_ms:
             kept = self.text[: len(self.text) * end_ms // total_ms]
-            at_end_of_word = self.text[len(kept) : len(kept) + 1].isspace()
-            has_spaces = any(character.isspace() for character in kept)
-            self.text = kept.rstrip() if at_end_of_word or not has_spaces else kept[: _last_space(kept)].rstrip()
-
-
-def _last_space(text: str) -> int:
-    return max(position for position, character in enumerate(text) if character.isspace())
+            is_between_words = self.text[len(kept) : len(kept) + 1].isspace() or kept[-1:].isspace()
+            # A session may have one answer cut without end: no more of it is looked at.
+            tail = kept[-_LONGEST_WORD:]
+            word = "" if is_between_words else (tail.split() or [""])[-1]
+            # Without a space there is no word to cut before, as in Chinese.
+            self.text = kept if word == tail else kept[: len(kept) - len(word)].rstrip()
 
 
 @dataclass(slots=True)

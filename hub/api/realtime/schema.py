@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from hub.api.generation.fields import Voice, is_same
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.containers import check_containers
+from omni_discovery.inputs.containers import check_text
 
 _Word = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Literal["inf"]
@@ -231,8 +231,12 @@ class ResponseFields(_Asked, frozen=True):
     max_response_output_tokens: _Tokens | UnsetType | None = UNSET
 
 
+#: Characters of an event's id.
+_MOST_ID: Final = 512
+
+
 class _ClientEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
-    event_id: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    event_id: Annotated[str, msgspec.Meta(max_length=_MOST_ID)] | None = None
 
 
 class SessionUpdate(_ClientEvent, frozen=True, tag="session.update"):
@@ -310,10 +314,10 @@ _decoder: msgspec.json.Decoder[ClientEvent] = msgspec.json.Decoder(ClientEvent)
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What a wrong event may still tell."""
+    """What a wrong event may still tell: not decoded, for it may be anything, and cost as much as the whole."""
 
-    type: Any = None
-    event_id: Any = None
+    type: msgspec.Raw = msgspec.Raw()
+    event_id: msgspec.Raw = msgspec.Raw()
 
 
 _head_decoder = msgspec.json.Decoder(_Head)
@@ -325,12 +329,12 @@ def parse_event(text: str | None) -> ClientEvent:
     if text is None:
         raise InvalidRequestError("an event is JSON text, not binary; sound is sent in base64")
     body = text.encode("utf-8", "surrogatepass")
-    check_containers(body)
+    check_text(body)
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:
-        kind = head_of(text).type
-        if isinstance(kind, str) and kind not in _TYPES:
+        kind = _text_in(_head_of(text).type)
+        if kind is not None and kind not in _TYPES:
             known = ", ".join(sorted(_TYPES))
             raise InvalidRequestError(f"the event {kind[:100]!r} is not known here; there are {known}") from error
         raise InvalidRequestError(f"the event can't be used: {error}".replace("`", "'")) from error
@@ -338,15 +342,26 @@ def parse_event(text: str | None) -> ClientEvent:
         raise InvalidRequestError(f"the event is not JSON: {error}") from error
 
 
-def head_of(text: str | None) -> _Head:
-    """What can be read of an event that is wrong."""
+def _head_of(text: str | None) -> _Head:
     try:
         return _head_decoder.decode((text or "").encode("utf-8", "surrogatepass"))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return _Head()
 
 
+def _text_in(raw: msgspec.Raw) -> str | None:
+    """The text that this is, if it is a short one."""
+    written = bytes(raw)
+    # Its characters may all be escaped: six bytes each, and twelve beyond the first 65 536.
+    if not written.startswith(b'"') or len(written) > _MOST_ID * 12 + 2:
+        return None
+    try:
+        return msgspec.json.decode(written, type=str)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
 def id_of(text: str | None) -> str | None:
     """The id that a client has given to a wrong event, for the error; None without a usable one."""
-    found = head_of(text).event_id
-    return found if isinstance(found, str) and len(found) <= 512 else None
+    found = _text_in(_head_of(text).event_id)
+    return found if found is not None and len(found) <= _MOST_ID else None

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from hub.api.errors import BodyTooLongError
 from omni_discovery.errors import InvalidRequestError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_containers, check_objects, check_values
+from omni_discovery.inputs.containers import check_objects, check_text, check_values
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Longest body: the pictures of a request (MAX_PICTURES_BYTES) take 4 MiB of it, in base64.
 MAX_BYTES: Final = 8 << 20
+#: Conversations of one batch of chats: the loop renders them one after the other, for some 2 ms each.
+MAX_CONVERSATIONS: Final = 256
 #: From so many bytes on a body is checked in a thread: what it asks for may take a fifth of a second to look through.
 _LARGE_BYTES: Final = 16 << 10
 #: A single one: two would take the loop's time from it twice as often.
@@ -41,6 +43,7 @@ class _Forms(msgspec.Struct, frozen=True):
 
 _decoder: Final = msgspec.json.Decoder(_Forms)
 _parts_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_list_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
 #: Fields that have bounds of their own; a text is the prompt of another route.
 _FORMS: Final = frozenset(_Forms.__struct_fields__)
 #: White space as JSON has it.
@@ -49,7 +52,7 @@ _SPACE: Final = b" \t\r\n"
 
 def check_body(body: bytes) -> None:
     """Raise InvalidRequestError if to read the body, or to compile what it asks for, may cost too much."""
-    check_containers(body)
+    check_text(body)
     check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
     if b"\0" in body:
@@ -68,6 +71,7 @@ def check_body(body: bytes) -> None:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
+    _check_conversations(bytes(parts.get("messages", b"")))
     budget = FormBudget()
     if isinstance(asked.structured_outputs, dict):
         check_answer_form("structured_outputs", asked.structured_outputs, budget)
@@ -84,6 +88,13 @@ def check_body(body: bytes) -> None:
         )
     for position, tool in enumerate(tools):
         check_schema(f"tools[{position}]", tool, budget)
+
+
+def _check_conversations(messages: bytes) -> None:
+    if not messages.startswith(b"[") or not messages[1:].lstrip(_SPACE).startswith(b"["):
+        return
+    if len(_list_decoder.decode(messages)) > MAX_CONVERSATIONS:
+        raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
 
 
 async def checked_aside(check: Callable[[bytes], None], whole: bytes) -> None:

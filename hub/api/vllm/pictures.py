@@ -118,6 +118,23 @@ class _LeavesPictures:
             _check_pixels(messages)
             return await parent.render_messages_async(messages, params)
 
+    def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
+        """See vLLM, which bounds texts where they become tokens by the model's context, but not where tokens are only
+        shown or cut off.
+        """
+        parent: Any = super()
+        tokenizer, text = parent.get_tokenizer(), prompt["prompt"]
+        most = self.model_config.max_model_len * tokenizer.max_chars_per_token
+        if len(text) > most:
+            if params.truncate_prompt_tokens is None:
+                raise VLLMValidationError(
+                    f"a text of {len(text)} characters can't fit into the model's context of "
+                    f"{self.model_config.max_model_len} tokens, which are at most {most} characters: send less"
+                )
+            side = params.truncation_side or tokenizer.truncation_side
+            prompt = {**prompt, "prompt": text[-most:] if side == "left" else text[:most]}
+        return parent._tokenize_prompt(prompt, params)  # noqa: SLF001 - the step that is overridden
+
     async def process_for_engine_async(
         self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None
     ) -> Any:
@@ -194,6 +211,9 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Arguments of earlier calls are JSON in a text, which vLLM reads itself.
+        if isinstance(error, RecursionError):
+            raise VLLMValidationError("a text of JSON in the messages is nested too deep: send less of it") from error
         # A file: URL without an allowed folder.
         if isinstance(error, RuntimeError) and "local files" in str(error):
             raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error

@@ -135,3 +135,37 @@ async def test_what_is_no_plain_object_of_json_is_refused(body: bytes) -> None:
             answer = await client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400, path
             assert "JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.attack("Q3")
+@pytest.mark.parametrize("depth", [1000, 100_000])
+async def test_arguments_of_a_call_that_are_nested_too_deep_are_the_clients_mistake(depth: int) -> None:
+    """The server reads that text as JSON; it ended in a 500, with a stack in the log."""
+    nested = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": nested}}
+    chat = {"model": "m", "max_tokens": 1, "messages": [*RIGHT_MESSAGES, {"role": "assistant", "tool_calls": [call]}]}
+    function_call = {"type": "function_call", "call_id": "a", "name": "a", "arguments": nested}
+    response = {"model": "m", "max_output_tokens": 1, "input": [function_call, {"role": "user", "content": "a"}]}
+    async with served() as (_, client, _):
+        for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, "nested too deep" in answer.text) == (400, True), answer.text[:300]
+
+
+@pytest.mark.attack("Q4")
+async def test_a_text_that_no_context_holds_is_not_made_tokens() -> None:
+    """Six megabytes were made tokens, for seconds, where the model can hold some hundred of them."""
+    long = "a " * 3_000_000
+    messages = [{"role": "user", "content": long}]
+    async with served() as (_, client, _):
+        answer = await client.post("/tokenize", json={"model": "m", "prompt": "a b", "return_token_strs": True})
+        assert (answer.status_code, len(answer.json()["token_strs"])) == (200, answer.json()["count"])
+        for body in ({"prompt": long}, {"prompt": long, "return_token_strs": True}, {"messages": messages}):
+            answer = await client.post("/tokenize", json={"model": "m", **body})
+            assert (answer.status_code, "can't fit into the model's context" in answer.text) == (400, True)
+        # What is to be cut to a few tokens is cut to some characters before.
+        for path, asked in (("/v1/completions", {"prompt": long}), ("/v1/chat/completions", {"messages": messages})):
+            begin_s = time.process_time()
+            cut = await client.post(path, json={"model": "m", "max_tokens": 1, "truncate_prompt_tokens": 5, **asked})
+            assert time.process_time() - begin_s < MOST_S, path
+            assert (cut.status_code, cut.json()["usage"]["prompt_tokens"]) == (200, 5)

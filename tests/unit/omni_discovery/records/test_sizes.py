@@ -62,6 +62,14 @@ def test_lists_that_fit_into_a_record_are_too_many_all_the_same(part: bytes) -> 
     assert decode_replica(KEY, 0, 7, few).connectors
 
 
+@pytest.mark.attack("Q1")
+def test_numbers_that_take_long_to_be_read_are_too_many_for_a_record() -> None:
+    value = RECORD % (b',"connectors":{"a":[' + b",".join([b"1e308"] * 2000) + b"]}")
+    for decode in (lambda: decode_replica(KEY, 0, 7, value), lambda: decode_beat("b", value)):
+        with pytest.raises(RecordError, match="more than 1024 numbers such as 1e300, as no record has"):
+            decode()
+
+
 def test_every_kind_of_record_is_refused_so() -> None:
     long = b"{" + b" " * MAX_VALUE_BYTES + b"}"
     item = KeyValue("k", long, 1, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hub.api.vllm.body import check_body, checked_aside
+from hub.api.vllm.body import MAX_CONVERSATIONS, check_body, checked_aside
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
 from omni_discovery.inputs.containers import MAX_OBJECTS
@@ -94,3 +94,16 @@ def test_what_the_server_might_read_otherwise_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("body", [b"", b" \n", b" {}", b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n--x--'])
 def test_an_object_a_form_or_nothing_is_a_body(body: bytes) -> None:
     check_body(body)
+
+
+@pytest.mark.attack("Q5")
+def test_a_batch_has_some_conversations_and_a_chat_any_number_of_messages() -> None:
+    """Four thousand were rendered one after the other, for 2 ms of the hub's loop each."""
+    message = {"role": "user", "content": [{"type": "text", "text": "[["}]}
+    check_body(json.dumps({"messages": [[message]] * MAX_CONVERSATIONS}).encode())
+    check_body(json.dumps({"messages": [message] * (MAX_CONVERSATIONS + 1)}).encode())
+    check_body(b'{"messages": "[["}')
+    for indent in (None, 1):
+        body = json.dumps({"messages": [[message]] * (MAX_CONVERSATIONS + 1)}, indent=indent).encode()
+        with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_CONVERSATIONS} conversations"):
+            check_body(body)
