@@ -13,4 +13,6 @@ def test_at_first_no_hub_has_asked_and_no_request_is_overdue_paused_or_parked() 
         "_Account.asking_since_s": -inf,
         "_Account.asked_at_s": -inf,
         "Ticket.overdue_at_s": inf,
+        # No piece yet; their numbers begin at 0.
+        "_Announced.last": -1,
     }
