@@ -14,7 +14,7 @@ from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
-from omni_discovery.view.record_bounds import RecordBounds
+from omni_discovery.view.record_bounds import MOST_REPLICAS, RecordBounds
 
 #: (stage_id, replica_id)
 ReplicaId = tuple[int, int]
@@ -104,7 +104,7 @@ class ReplicaTable:
         self._beats = keys.beats_prefix(namespace)
         self._hub_controls = keys.hub_controls_prefix(namespace)
         self._replicas_prefix = keys.replicas_prefix(namespace)
-        self._bounds = RecordBounds()
+        self._bounds = RecordBounds(MOST_REPLICAS)
         self._rows: dict[str, _Row] = {}
         self._view = View()
         #: The dict behind the view's replicas: copying the mapping proxy would take ten times as long.

@@ -11,7 +11,8 @@ from omni_discovery.kv import Listing, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.view import record_bounds
+from omni_discovery.view import table
+from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -262,12 +263,17 @@ async def test_values_that_are_bad_again_and_again_are_logged_once_and_many_in_f
     assert all(len(row.value) < 100_000 for row in (await scene.kv.list(PREFIX)).items)
 
 
+@pytest.fixture
+def few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MOST_REPLICAS", Most(3, 1 << 20))
+
+
 @pytest.mark.attack("P3")
+@pytest.mark.usefixtures("few_are_read")
 async def test_that_there_are_too_many_records_is_logged_once_in_ten_minutes(
-    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And readers learn how many there are too many each time, and what has room once others have left."""
-    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 3)
     for number in range(1, 6):
         await scene.kv.put(key(number), value(number))
         await settle()

@@ -22,7 +22,8 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.view import record_bounds
+from omni_discovery.view import table
+from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -402,7 +403,7 @@ def test_of_many_records_without_a_lease_the_first_are_named() -> None:
 
 @pytest.mark.attack("P3")
 def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 2)
+    monkeypatch.setattr(table, "MOST_REPLICAS", Most(2, 1 << 20))
     findings = found(FORCE, HUB, *map(record, range(5)))
     (finding,) = [each for each in findings if each.topic == "record"]
     assert (finding.grade, finding.text) == (
