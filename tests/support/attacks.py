@@ -262,6 +262,7 @@ ATTACKS: Final = (
     Attack(
         "Q40", "old records that grow, or get a lease, once younger ones serve", "they come anew; the others serve on"
     ),
+    Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
 )
 
 #: Rows without a test, and why.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from omni_discovery.records import keys
 from omni_discovery.view import table as tables
 from omni_discovery.view.record_bounds import Most, RecordBounds, memory_bytes
 from omni_discovery.view.table import ReplicaTable, View
-from tests.unit.omni_discovery.view.test_table import NS, batch, ids, item, listing
+from tests.unit.omni_discovery.view.test_table import NS, batch, hub_item, ids, item, listing
 
 pytestmark = pytest.mark.attack("P3")
 
@@ -193,3 +194,63 @@ def test_one_that_is_rewritten_while_it_is_not_read_is_read_as_it_is_then(monkey
     view: View = table.snapshot()
     assert view.replicas[0, 3].queue_length == 7
     assert view.refused_count == 0
+
+
+@pytest.mark.attack("Q41")
+def test_records_of_hubs_are_bounded_like_those_of_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. of five in a list the first three are hubs; 2. one grows beyond its share: the next takes its place
+    3. one goes; one more that comes changes nothing; replicas are bounded by themselves
+    """
+    monkeypatch.setattr(tables, "MOST_HUBS", Most(3, 3 * 2048))
+    table = ReplicaTable(NS)
+    table.replace(listing(9, *(hub_item(f"h{number}", 2 + number) for number in range(5))), 1.0)
+    view = table.snapshot()
+    assert (sorted(view.hubs), view.refused_hubs, view.refused_count) == (["h0", "h1", "h2"], 2, 0)
+    grown = KeyValue(keys.hub_key(NS, "h0"), b'{"hub_id":"h0","address":"' + b"a" * 900 + b'"}', 2, 10, 1)
+    assert table.apply(batch(PutEvent(grown)), 2.0).hubs_changed
+    assert sorted(table.snapshot().hubs) == ["h1", "h2", "h3"]
+    assert table.apply(batch(DeleteEvent(keys.hub_key(NS, "h2"), 11)), 3.0).hubs_changed
+    assert not table.apply(batch(PutEvent(hub_item("h9", 12)), PutEvent(item(0, 0, 13))), 4.0).hubs_changed
+    view = table.snapshot()
+    assert (sorted(view.hubs), view.refused_hubs, len(view.replicas)) == (["h1", "h3", "h4"], 2, 1)
+    assert [each.key for each in table.listing().items] == [
+        *(keys.hub_key(NS, hub_id) for hub_id in ("h1", "h3", "h4")),
+        keys.replica_key(NS, 0, 0),
+    ]
+
+
+@pytest.mark.attack("Q41")
+def test_one_put_reads_no_other_hubs_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the 2000 that are there 1024 are read; a table that looked at all of them at each put kept a core busy."""
+    table = ReplicaTable(NS)
+    table.replace(listing(9, *(hub_item(f"h{number}", 2 + number) for number in range(2000))), 1.0)
+    assert (len(table.snapshot().hubs), table.snapshot().refused_hubs) == (1024, 976)
+    rows = _CountingRows(table._rows)
+    monkeypatch.setattr(table, "_rows", rows)
+    for number in range(100):
+        other = KeyValue(keys.hub_key(NS, "h5"), b'{"hub_id":"h5","pid":%d}' % (number + 1), 7, 5000 + number, 1)
+        assert table.apply(batch(PutEvent(other)), 2.0).hubs_changed
+    assert rows.reads < 1000
+    assert table.snapshot().hubs["h5"].pid == 100
+
+
+class _CountingRows(dict[str, Any]):
+    """Counts the rows that are read, one by one or all at once."""
+
+    reads = 0
+
+    def __getitem__(self, key: str) -> Any:
+        self.reads += 1
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(key, default)
+
+    def values(self) -> Any:
+        self.reads += len(self)
+        return super().values()
+
+    def items(self) -> Any:
+        self.reads += len(self)
+        return super().items()

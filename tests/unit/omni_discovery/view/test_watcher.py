@@ -266,6 +266,7 @@ async def test_values_that_are_bad_again_and_again_are_logged_once_and_many_in_f
 @pytest.fixture
 def few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "MOST_REPLICAS", Most(3, 1 << 20))
+    monkeypatch.setattr(table, "MOST_HUBS", Most(2, 1 << 20))
 
 
 @pytest.mark.attack("P3")
@@ -285,3 +286,18 @@ async def test_that_there_are_too_many_records_is_logged_once_in_ten_minutes(
     await scene.kv.delete(key(1))
     await settle()
     assert (scene.ids, scene.view.refused_count) == ([0, 2, 3], 2)
+
+
+@pytest.mark.attack("Q41")
+@pytest.mark.usefixtures("few_are_read")
+async def test_that_there_are_too_many_hubs_is_logged_once_in_ten_minutes(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        await scene.kv.put(keys.hub_key(NS, f"h{number}"), b'{"hub_id":"h%d"}' % number)
+        await settle()
+    lines = [each.getMessage() for each in caplog.records if "watcher.too_many" in each.getMessage()]
+    assert lines == [
+        f"watcher.too_many_hubs prefix={PREFIX} read=2 refused=1: find who writes them; omni doctor says more"
+    ]
+    assert (sorted(scene.view.hubs), scene.view.refused_hubs) == (["h0", "h1"], 3)

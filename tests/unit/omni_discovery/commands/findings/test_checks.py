@@ -412,6 +412,13 @@ def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.Monkey
     )
 
 
+@pytest.mark.attack("Q41")
+def test_that_there_are_too_many_hubs_is_a_finding() -> None:
+    many = [(keys.hub_key("n", f"h{number}"), b'{"hub_id":"h%d"}' % number) for number in range(1030)]
+    texts = [each.text for each in found(FORCE, *many) if each.topic == "record"]
+    assert texts == ["6 more records of hubs are not read: there are too many (at most 1024, and 64 MiB of them)"]
+
+
 @pytest.mark.attack("P1")
 def test_of_thousands_that_run_another_document_the_first_have_a_finding_each() -> None:
     findings = found(FORCE, HUB, *(record(number, fingerprint=f"v{number}") for number in range(500)))
