@@ -181,6 +181,11 @@ class ReplicaTable:
         )
         return Listing(self._view.revision, self._view.cluster_id, tuple(items))
 
+    def beats(self) -> list[KeyValue]:
+        """The beats of the hubs in the view, as written last."""
+        rows = (self._rows.get(f"{self._beats}{hub_id}") for hub_id in self._view.hubs)
+        return [row.item for row in rows if row is not None]
+
     def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
         """Fill the table from a saved list, stale since wall-clock ``fresh_at_s``."""
         delta = self.replace(listing, fresh_at_s)

@@ -263,6 +263,8 @@ ATTACKS: Final = (
         "Q40", "old records that grow, or get a lease, once younger ones serve", "they come anew; the others serve on"
     ),
     Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
+    Attack("Q42", "thousands of beats, at which omni top looks each second", "those of 1024 hubs are looked at"),
+    Attack("Q43", "a replica that names 65 536 timings in each answer", "64 are looked at"),
 )
 
 #: Rows without a test, and why.
