@@ -355,7 +355,7 @@ class HubMetrics:
         """Count what the registry has changed in the view. From any thread."""
         for change, records in zip(_VIEW_CHANGES, (delta.added, delta.updated, delta.removed), strict=True):
             self._view_changes.labels(change).inc(len(records))
-        self._unreadable.set(len(view.bad) + view.refused_count)
+        self._unreadable.set(len(view.bad) + view.refused_count + view.refused_hubs)
 
     def count_refusal(self, stage_id: int | None) -> None:
         """Count a request that was refused since this stage, or None, the hub, had no room for it."""

@@ -90,12 +90,12 @@ class Gatekeeper:
 
     def allow(self, public_keys: Mapping[str, str]) -> None:
         """Set the hubs that may connect: public keys by hub id. Open connections stay. Callable from any thread."""
-        allowed: defaultdict[str, frozenset[str]] = defaultdict(frozenset)
+        allowed: defaultdict[str, set[str]] = defaultdict(set)
         for hub_id, public_key in public_keys.items():
             # Hubs that don't encrypt have an empty one.
             if public_key:
-                allowed[public_key] |= {hub_id}
-        self._allowed = dict(allowed)
+                allowed[public_key].add(hub_id)
+        self._allowed = {public_key: frozenset(hub_ids) for public_key, hub_ids in allowed.items()}
 
     def hubs_of_key(self, public_key: str) -> frozenset[str]:
         """The hubs that whoever has this key may speak as. Callable from any thread."""

@@ -16,6 +16,7 @@ stage, as ``stage<id>.<name>``, of the attempt whose output the client has:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
@@ -192,7 +193,7 @@ def end_output(
         modality=modality,
         finish_reason=message.finish_reason,
         usage=message.usage,
-        timings_s=message.timings_s,
+        timings_s=first_timings(message.timings_s),
         replica=replica,
         received_at_s=received_at_s,
         stop_reason=message.stop_reason if message.stop_reason is not UNSET else None,
@@ -243,6 +244,15 @@ STAGE_PARTS: Final = ("queue", "submit", "first_output", "generate", "transfer",
 def name_of(stage_id: int, part: str) -> str:
     """The name of a stage's timing among those of its request."""
     return f"stage{stage_id}.{part}"
+
+
+#: Timings that a replica may name for one stage; each costs the hub until the answer is sent.
+_MOST_REPLICA_TIMINGS: Final = 64
+
+
+def first_timings(replica_s: Mapping[str, float]) -> dict[str, float]:
+    """The timings of a stage as its replica measured them; of very many the first."""
+    return dict(islice(replica_s.items(), _MOST_REPLICA_TIMINGS))
 
 
 def with_replica(queued_s: float, replica_s: Mapping[str, float]) -> dict[str, float]:

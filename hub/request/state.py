@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hub.request.companions import Companions
 from hub.request.events import Abort, Action, ReleasePayload, ReplicaRef
-from hub.request.outputs import name_of, with_replica
+from hub.request.outputs import first_timings, name_of, with_replica
 from hub.request.plan import RequestPlan
 from hub.request.replay import Mark, Replay, mark_of
 from hub.request.retry import Loss, Shown, is_permanent, is_poison, is_suspicious
@@ -555,7 +555,7 @@ class RequestState:
     def note_end(self, run: StageRun, replica_timings_s: Mapping[str, float], now_s: float) -> None:
         """Set the timings of a stage that is done; ``replica_timings_s`` are those that its replica measured."""
         self.note(run, "total", now_s - run.began_at_s)
-        for name, seconds in replica_timings_s.items():
+        for name, seconds in first_timings(replica_timings_s).items():
             self.note(run, f"replica.{name}", seconds)
         for name, seconds in with_replica(run.sent_at_s - run.dispatched_at_s, replica_timings_s).items():
             self.note(run, name, seconds)

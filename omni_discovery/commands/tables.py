@@ -129,6 +129,8 @@ def _notes(
         lines.append(f"not shown, since they can't be read: {named}{more}; omni doctor says what to do")
     if view.refused_count:
         lines.append(f"{too_many(view.refused_count)}; omni doctor says what to do")
+    if view.refused_hubs:
+        lines.append(f"{too_many(view.refused_hubs, 'hubs')}; omni doctor says what to do")
     if reports is None:
         lines.append("what the hubs report of these replicas can't be read now: ejections are unknown")
     else:

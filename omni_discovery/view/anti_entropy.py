@@ -16,7 +16,7 @@ from omni_discovery.kv import KVStore, PutEvent, WatchBatch
 from omni_discovery.records.beat import Beat
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.freshness import LONGEST_ECHO_S, Distrust, Freshness, WriteBeat
-from omni_discovery.view.table import Delta, ReplicaTable
+from omni_discovery.view.table import Delta, ReplicaTable, shows_other_keys
 
 logger = logging.getLogger(__name__)
 
@@ -221,5 +221,5 @@ class AntiEntropy:
             self._options.count("repair")
             logger.warning("watcher.repaired prefix=%s keys=%d revision=%d", self._prefix, missed, listing.revision)
         after = self._table.snapshot()
-        if delta or after.bad is not before.bad or after.refused_count != before.refused_count:
+        if delta or shows_other_keys(before, after):
             self._deliver(delta)

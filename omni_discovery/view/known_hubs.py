@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.view.mass_loss import MassLossGuard
+from omni_discovery.view.record_bounds import MOST_HUBS
 from omni_discovery.view.table import Delta, View
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,11 @@ class Revocations:
 
 
 _POOL = "hubs"
+#: A review costs by the number of hubs: of more than so many, views are taken in so rarely. A revoked hub never waits.
+_FEW_HUBS: Final = 64
+_REST_S: Final = 0.2
+#: Hubs that may be kept through a mass loss, with those that are listed.
+_MOST_REMEMBERED: Final = 2 * MOST_HUBS.records
 
 
 def _ignore(_revoked: frozenset[str]) -> None:
@@ -70,6 +77,7 @@ class KnownHubs:
     ``on_hubs`` is called with the records of all hubs that may connect, by id, as soon as both views are there, and at
     each change; ``on_revoked`` with the ids of all revoked hubs at each change, before ``on_hubs``. A hub whose key is
     gone may not connect any more, but in a mass loss: then it may until one ``ttl_s`` after the view is proved fresh.
+    Among many hubs, one that comes or goes is told within a fifth of a second.
     """
 
     def __init__(
@@ -89,7 +97,10 @@ class KnownHubs:
         self._control_history = 0
         self._history = 0
         self._listed: Mapping[str, HubRecord] | None = None
-        #: Every hub that is listed, or that vanished so lately that it may be kept.
+        #: The newest view, until it is taken in, and until when it waits for that.
+        self._awaited: View | None = None
+        self._rest_until_s = 0.0
+        #: Every hub that is listed, or that vanished so lately that it may be kept; as many as there is room for.
         self._remembered: dict[str, HubRecord] = {}
         self._last_known: Mapping[str, HubRecord] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -103,16 +114,9 @@ class KnownHubs:
         """Take in a view of the hubs' keys. One from before the first list is ignored."""
         if not view.revision:
             return
-        regressed, self._history = view.history != self._history, view.history
-        self._listed = view.hubs
-        self._remembered.update(view.hubs)
-        self._mass_loss.apply_members(
-            {_POOL: dict.fromkeys(view.hubs, True)},
-            fresh=view.stale_since_s is None,
-            regressed=regressed,
-            now_s=self._clock.monotonic_s(),
-        )
-        self.run_timers()
+        is_due_later, self._awaited = self._awaited is not None, view
+        if not is_due_later or self._clock.monotonic_s() >= self._rest_until_s:
+            self.run_timers()
 
     def on_control_view(self, view: View, _delta: Delta) -> None:
         """Take in a view of the hubs' control keys. No hub may connect before the first list of them."""
@@ -128,10 +132,27 @@ class KnownHubs:
 
     def run_timers(self) -> None:
         """Drop hubs and revocations whose time is over; report changes. Called by itself when one is due."""
+        now_s, view = self._clock.monotonic_s(), self._awaited
         self._review_revoked()
+        if view is not None and now_s >= self._rest_until_s:
+            self._awaited = None
+            self._take_in(view, now_s)
+            self._rest_until_s = now_s + (_REST_S if len(self._remembered) > _FEW_HUBS else 0.0)
         if self._listed is not None and self._revoked is not None:
             self._review_hubs(self._listed)
         self._set_timer()
+
+    def _take_in(self, view: View, now_s: float) -> None:
+        regressed, self._history = view.history != self._history, view.history
+        self._listed = view.hubs
+        room = _MOST_REMEMBERED - len(self._remembered)
+        news = [hub_id for hub_id in view.hubs if hub_id not in self._remembered][:room]
+        known = [hub_id for hub_id in view.hubs if hub_id in self._remembered]
+        listed = {hub_id: view.hubs[hub_id] for hub_id in (*known, *news)}
+        self._remembered.update(listed)
+        self._mass_loss.apply_members(
+            {_POOL: dict.fromkeys(listed, True)}, fresh=view.stale_since_s is None, regressed=regressed, now_s=now_s
+        )
 
     def _review_hubs(self, listed: Mapping[str, HubRecord]) -> None:
         # A hub that only might answer is not worth an open door for ever.
@@ -163,7 +184,8 @@ class KnownHubs:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        moments = (self._mass_loss.next_review_s, self._revocations.next_review_s)
+        rested_s = None if self._awaited is None else self._rest_until_s
+        moments = (self._mass_loss.next_review_s, self._revocations.next_review_s, rested_s)
         due = [moment_s for moment_s in moments if moment_s is not None]
         if due:
             delay_s = max(0.0, min(due) - self._clock.monotonic_s())

@@ -135,7 +135,8 @@ class MassLossGuard(Generic[_Pool, _Member]):
         missing = self._missing[pool]
         kept_entries = {member: each for member, each in missing.items() if each.is_kept}
         kept = [member for member, each in kept_entries.items() if each.until_s is None or now_s < each.until_s]
-        overdue = [member for member in kept_entries if member not in kept]
+        staying = set(kept)
+        overdue = [member for member in kept_entries if member not in staying]
         if not overdue:
             return kept
         listed = self._listed.get(pool, {})

@@ -14,7 +14,7 @@ from omni_discovery.kv import KeyValue, Listing, PutEvent, Summary, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
-from omni_discovery.view.record_bounds import RecordBounds
+from omni_discovery.view.record_bounds import MOST_HUBS, MOST_REPLICAS, RecordBounds
 
 #: (stage_id, replica_id)
 ReplicaId = tuple[int, int]
@@ -39,8 +39,9 @@ class View:
     pipeline: bytes | None = None
     #: Errors by key, for values that can't be read. The replica or hub of such a key is not in the view.
     bad: Mapping[str, RecordError] = field(default_factory=_empty)
-    #: How many records of replicas are not read, since there are too many (record_bounds.py).
+    #: How many records of replicas, and of hubs, are not read, since there are too many (record_bounds.py).
     refused_count: int = 0
+    refused_hubs: int = 0
     #: All changes up to this revision are in the view; 0 before the first list.
     revision: int = 0
     cluster_id: int = 0
@@ -75,6 +76,12 @@ class Delta:
         return bool(replicas or self.hubs_changed or self.revoked_changed or self.pipeline_changed or self.bad)
 
 
+def shows_other_keys(before: View, after: View) -> bool:
+    """Whether other keys can't be read, or are not, than in the view before; no delta may say so."""
+    refused = before.refused_count, before.refused_hubs
+    return after.bad is not before.bad or refused != (after.refused_count, after.refused_hubs)
+
+
 def live_hubs(view: View) -> int:
     """How many hubs share the replicas: all that are registered and not revoked, at least 1, the calling hub."""
     return max(1, len(view.hubs.keys() - view.revoked))
@@ -83,7 +90,7 @@ def live_hubs(view: View) -> int:
 class _Unread(Enum):
     """Why a value was not looked at."""
 
-    #: There are more records of replicas than are read.
+    #: There are more records of its kind than are read.
     TOO_MANY = "too many"
 
 
@@ -104,7 +111,9 @@ class ReplicaTable:
         self._beats = keys.beats_prefix(namespace)
         self._hub_controls = keys.hub_controls_prefix(namespace)
         self._replicas_prefix = keys.replicas_prefix(namespace)
-        self._bounds = RecordBounds()
+        self._hubs_prefix = keys.hubs_prefix(namespace)
+        self._bounds = RecordBounds(MOST_REPLICAS)
+        self._hub_bounds = RecordBounds(MOST_HUBS)
         self._rows: dict[str, _Row] = {}
         self._view = View()
         #: The dict behind the view's replicas: copying the mapping proxy would take ten times as long.
@@ -126,6 +135,7 @@ class ReplicaTable:
         """Make the table equal to a list read at wall-clock ``at_s``; it is fresh then."""
         before, after = self._rows, {}
         self._bounds.fill(item for item in listing.items if item.key.startswith(self._replicas_prefix))
+        self._hub_bounds.fill(item for item in listing.items if item.key.startswith(self._hubs_prefix))
         for item in listing.items:
             old = before.get(item.key)
             is_known = old is not None and old.item == item and (old.meaning is _Unread.TOO_MANY) != self._is_read(item)
@@ -170,6 +180,11 @@ class ReplicaTable:
             if not key.startswith(self._beats) and row.meaning is not _Unread.TOO_MANY
         )
         return Listing(self._view.revision, self._view.cluster_id, tuple(items))
+
+    def beats(self) -> list[KeyValue]:
+        """The beats of the hubs in the view, as written last."""
+        rows = (self._rows.get(f"{self._beats}{hub_id}") for hub_id in self._view.hubs)
+        return [row.item for row in rows if row is not None]
 
     def restore(self, listing: Listing, fresh_at_s: float) -> Delta:
         """Fill the table from a saved list, stale since wall-clock ``fresh_at_s``."""
@@ -218,28 +233,39 @@ class ReplicaTable:
         return True
 
     def _put(self, item: KeyValue) -> None:
-        if item.key.startswith(self._replicas_prefix):
-            self._bounds.put(item)
+        bounds = self._bounds_of(item.key)
+        if bounds is not None:
+            bounds.put(item)
         self._rows[item.key] = self._read(item)
 
     def _remove(self, key: str) -> None:
         self._rows.pop(key, None)
-        self._bounds.remove(key)
+        bounds = self._bounds_of(key)
+        if bounds is not None:
+            bounds.remove(key)
+
+    def _bounds_of(self, key: str) -> RecordBounds | None:
+        """What bounds the records of which this key's is one; None for keys whose number is not bounded."""
+        if key.startswith(self._replicas_prefix):
+            return self._bounds
+        return self._hub_bounds if key.startswith(self._hubs_prefix) else None
 
     def _is_read(self, item: KeyValue) -> bool:
-        return not item.key.startswith(self._replicas_prefix) or self._bounds.is_read(item.key)
+        bounds = self._bounds_of(item.key)
+        return bounds is None or bounds.is_read(item.key)
 
     def _read(self, item: KeyValue) -> _Row:
         return _Row(item, self._meaning(item) if self._is_read(item) else _Unread.TOO_MANY)
 
     def _read_moved(self, before: dict[str, _Row | None]) -> None:
         """Read what there is room for now, and forget what there is not; ``before`` gets the rows as they were."""
-        for key in self._bounds.moved:
-            row = self._rows[key]
-            before.setdefault(key, row)
-            if self._is_read(row.item) == (row.meaning is _Unread.TOO_MANY):
-                self._rows[key] = self._read(row.item)
-        self._bounds.moved.clear()
+        for bounds in (self._bounds, self._hub_bounds):
+            for key in bounds.moved:
+                row = self._rows[key]
+                before.setdefault(key, row)
+                if self._is_read(row.item) == (row.meaning is _Unread.TOO_MANY):
+                    self._rows[key] = self._read(row.item)
+            bounds.moved.clear()
 
     def _meaning(self, item: KeyValue) -> _Meaning:
         try:
@@ -273,8 +299,9 @@ class ReplicaTable:
         """Set the view to ``view`` with the changes of the keys in ``before``; return these changes."""
         self._read_moved(before)
         delta = _difference(before, self._rows)
-        if self._bounds.refused_count != view.refused_count:
-            view = replace(view, refused_count=self._bounds.refused_count)
+        refused = self._bounds.refused_count, self._hub_bounds.refused_count
+        if refused != (view.refused_count, view.refused_hubs):
+            view = replace(view, refused_count=refused[0], refused_hubs=refused[1])
         if delta.added or delta.updated or delta.removed:
             replicas = self._replicas.copy()
             for info in delta.removed:
@@ -283,7 +310,7 @@ class ReplicaTable:
             self._replicas = replicas
             view = replace(view, replicas=MappingProxyType(replicas))
         if delta.hubs_changed:
-            view = replace(view, hubs=MappingProxyType(self._all_hubs()))
+            view = replace(view, hubs=MappingProxyType(self._changed_hubs(before)))
         revoked = self._all_revoked() if any(key.startswith(self._hub_controls) for key in before) else view.revoked
         if revoked != view.revoked:
             delta, view = replace(delta, revoked_changed=True), replace(view, revoked=revoked)
@@ -301,9 +328,15 @@ class ReplicaTable:
         self._view = replace(view, changed_at=at_s) if delta or is_first else view
         return delta
 
-    def _all_hubs(self) -> dict[str, HubRecord]:
-        hubs = (row.meaning for row in self._rows.values() if isinstance(row.meaning, HubRecord))
-        return {hub.hub_id: hub for hub in hubs}
+    def _changed_hubs(self, before: Mapping[str, _Row | None]) -> dict[str, HubRecord]:
+        hubs = dict(self._view.hubs)
+        for key in before:
+            if key.startswith(self._hubs_prefix):
+                row = self._rows.get(key)
+                hubs.pop(key.removeprefix(self._hubs_prefix), None)
+                if row is not None and isinstance(row.meaning, HubRecord):
+                    hubs[row.meaning.hub_id] = row.meaning
+        return hubs
 
     def _all_revoked(self) -> frozenset[str]:
         # A value that can't be read doesn't change whether its hub is revoked.

@@ -15,7 +15,7 @@ from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LogOnce
 from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
-from omni_discovery.view.table import Delta, ReplicaTable, View
+from omni_discovery.view.table import Delta, ReplicaTable, View, shows_other_keys
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +105,8 @@ class Watcher:
             level = logging.INFO if self._log_once.forget("stale") else logging.DEBUG
             logger.log(level, "watcher.fresh prefix=%s revision=%d", self._prefix, listing.revision)
         self._log_refused(after)
-        is_other = after.bad is not before.bad or after.refused_count != before.refused_count
-        if delta or is_other or before.revision == 0 or before.stale_since_s is not None:
+        is_first = before.revision == 0 or before.stale_since_s is not None
+        if delta or is_first or shows_other_keys(before, after):
             self._deliver(after, delta)
         if before.revision:
             self._count("relist")
@@ -117,8 +117,7 @@ class Watcher:
         delta = self._table.apply(batch, self._clock.wall_s())
         after = self._table.snapshot()
         self._log_refused(after)
-        # A bad value that was deleted changes no replica, but the view's ``bad``.
-        if delta or after.bad is not before.bad or after.refused_count != before.refused_count:
+        if delta or shows_other_keys(before, after):
             self._deliver(after, delta)
         self._anti_entropy.batch_applied(batch, delta)
 
@@ -173,6 +172,9 @@ class Watcher:
         if view.refused_count and self._log_once.should("refused", _BAD_AGAIN_S):
             text = "watcher.too_many_records prefix=%s read=%d refused=%d: find who writes them; omni doctor says more"
             logger.error(text, self._prefix, len(view.replicas), view.refused_count)
+        if view.refused_hubs and self._log_once.should("refused hubs", _BAD_AGAIN_S):
+            text = "watcher.too_many_hubs prefix=%s read=%d refused=%d: find who writes them; omni doctor says more"
+            logger.error(text, self._prefix, len(view.hubs), view.refused_hubs)
 
     def _deliver(self, view: View, delta: Delta) -> None:
         self._log_bad(delta.bad)

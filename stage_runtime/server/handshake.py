@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from omni_discovery import wire
 from omni_discovery.commands.flags import CURVE
@@ -162,18 +163,28 @@ class Handshake:
             logger.warning("server.wrong_epoch got=%d ours=%d (others are only counted)", refused.epoch, ours)
 
 
+#: Hubs that a replica warns of by name.
+_MOST_NAMED: Final = 64
+
+
 class SecurityMismatchLog:
     """Warns once of each hub that encrypts while this replica does not, or the other way round. For one thread."""
 
     def __init__(self, public_key: str) -> None:
         #: Ours; empty where connections are not encrypted.
         self._public_key = public_key
-        self._log_once = LogOnce()
+        self._named: set[str] = set()
 
     def warn_of_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         """Warn of those among the registered hubs, by hub id, that this replica can't talk to."""
         for hub_id, hub in hubs.items():
-            if not same_security(self._public_key, hub.curve_public_key) and self._log_once.should(hub_id):
+            if len(self._named) > _MOST_NAMED:
+                return
+            if not same_security(self._public_key, hub.curve_public_key) and hub_id not in self._named:
+                self._named.add(hub_id)
+                if len(self._named) > _MOST_NAMED:
+                    logger.warning("hub.unusable_more: others like these are not named; omni doctor says more")
+                    return
                 theirs, ours = ("none", CURVE) if self._public_key else (CURVE, "none")
                 text = "hub.unusable hub=%s: it speaks with --zmq-security %s, this replica with %s; they must agree"
                 logger.warning(text, hub_id, theirs, ours)

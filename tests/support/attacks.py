@@ -237,7 +237,7 @@ ATTACKS: Final = (
     Attack("O11", "a stranger shows the resumption token of another client, or guesses one", "409; nothing is kept"),
     Attack("P1", "thousands of records, each of a version of its own", "few pools a stage; each costs by itself"),
     Attack("P2", "thousands of records that name each other's addresses", "each costs by itself; a few are looked at"),
-    Attack("P3", "more records than there are replicas, of any stage", "10 000, the oldest; 512 MiB; one line; named"),
+    Attack("P3", "more records than there are replicas, of any stage", "10 000, the first; 512 MiB; one line; named"),
     Attack("P4", "another address in a hub's record, when an operator asks --all-hubs", "named; no token goes there"),
     Attack("P5", "thousands of records with other files than the replicas have", "counted the more rarely"),
     Attack(
@@ -266,6 +266,12 @@ ATTACKS: Final = (
         "Q4", "megabytes to be made tokens by vLLM's server, whatever the model can hold", "refused before it costs"
     ),
     Attack("Q5", "thousands of conversations in one batch of chats", "refused before it costs"),
+    Attack(
+        "Q40", "old records that grow, or get a lease, once younger ones serve", "they come anew; the others serve on"
+    ),
+    Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
+    Attack("Q42", "thousands of beats, at which omni top looks each second", "those of 1024 hubs are looked at"),
+    Attack("Q43", "a replica that names 65 536 timings in each answer", "64 are looked at"),
 )
 
 #: Rows without a test, and why.

@@ -24,7 +24,7 @@ from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.text import is_shown, one_line
 from omni_discovery.view.hub_reports import read_reports
-from omni_discovery.view.record_bounds import MOST_MEMORY_BYTES, MOST_RECORDS, too_many
+from omni_discovery.view.record_bounds import MOST_HUBS, MOST_REPLICAS, Most, too_many
 from omni_discovery.view.table import View
 
 __all__ = [
@@ -244,13 +244,18 @@ def _records(evidence: Evidence) -> Iterator[Finding]:
     if len(bad) > _SHOWN:
         text = f"{len(bad) - _SHOWN} more keys can't be read, the last of them {one_line(max(bad))}"
         yield Finding(Grade.PROBLEM, "record", text, "delete those above, and the next will be shown here")
-    if evidence.view.refused_count:
-        bounds = f"at most {MOST_RECORDS}, and {MOST_MEMORY_BYTES >> 20} MiB of them"
-        text = f"{too_many(evidence.view.refused_count)} ({bounds})"
-        advice = "those with a lease are read before those without, the oldest first; find who writes them"
-        yield Finding(Grade.PROBLEM, "record", text, advice)
-    elif not bad:
+    refused = evidence.view.refused_count, evidence.view.refused_hubs
+    yield from _refused(refused[0], "replicas", MOST_REPLICAS)
+    yield from _refused(refused[1], "hubs", MOST_HUBS)
+    if not bad and not any(refused):
         yield Finding(Grade.OK, "record", "every record can be read")
+
+
+def _refused(count: int, whose: str, most: Most) -> Iterator[Finding]:
+    if count:
+        text = f"{too_many(count, whose)} (at most {most.records}, and {most.memory_bytes >> 20} MiB of them)"
+        advice = "those with a lease are read before those without, the first that came first; find who writes them"
+        yield Finding(Grade.PROBLEM, "record", text, advice)
 
 
 def _meant_by(namespace: str, key: str) -> tuple[str, int | None, str]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 #: How often beats are read, hubs asked, and the past read again after a replica has left.
 _BEATS_S: Final = 1.0
+#: How often it is asked whether there is a first list.
+_FIRST_S: Final = 0.05
 _HUBS_S: Final = 2.0
 _PAST_S: Final = 5.0
 #: How often etcd is asked what a lease has left: so often for one lease, and for one after the other so much apart,
@@ -111,16 +113,17 @@ class TopSource:
             self._past_is_old.set()
 
     async def _follow_beats(self) -> None:
-        prefix = keys.beats_prefix(self._namespace)
         while True:
-            try:
-                self._beats = read_beats((await self._kv.list(prefix)).items, self._namespace)
-                reports = read_reports(self._table.snapshot(), self._beats)
+            view = self._table.snapshot()
+            if not view.revision or view.stale_since_s is not None:
+                self._beats = None
+            else:
+                # Not listed: whoever may write beats may write any number of them.
+                self._beats = read_beats(self._table.beats(), self._namespace)
+                reports = read_reports(view, self._beats)
                 troubles = [seen.trouble for each in reports.troubles.values() for seen in each]
                 self.events.follow_troubles(troubles, time.time())
-            except RegistryError:
-                self._beats = None
-            await asyncio.sleep(_BEATS_S)
+            await asyncio.sleep(_BEATS_S if view.revision else _FIRST_S)
 
     async def _follow_hubs(self) -> None:
         path = path_of("requests", limit=MOST_LINES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hub.request import events as ev
 from hub.request.outputs import STAGE_PARTS, of_stage, with_replica
 from omni_discovery import wire
@@ -33,6 +35,19 @@ def test_a_stage_that_is_done_has_all_its_parts() -> None:
 def test_what_can_be_no_length_of_time_is_not_believed() -> None:
     for nonsense in (float("nan"), float("inf"), -1.0):
         assert with_replica(1.0, {"queue": nonsense, "generate": nonsense, "transfer": nonsense}) == {}
+
+
+@pytest.mark.attack("Q43")
+def test_of_thousands_of_timings_of_a_replica_the_first_are_kept() -> None:
+    walk = Walk(modalities=["text"])
+    walk.tell(ev.Submitted())
+    walk.accepted(0)
+    many = {"queue": 0.5} | {f"n{number}": 1.0 for number in range(60_000)} | {"generate": 0.75}
+    end, summary = of(walk.tell(heard(0, 0, done(0, **many))), ev.Emit)[-2:]
+    assert list(end.output.timings_s)[-1] == "n62"
+    assert len(end.output.timings_s) == 64
+    assert len(summary.output.timings_s) < 80
+    assert summary.output.timings_s["stage0.generate"] == 0.75
 
 
 def test_a_stage_that_was_done_again_tells_of_the_attempt_that_counts() -> None:

@@ -231,6 +231,14 @@ def test_how_many_records_are_not_read_is_said_below_the_table() -> None:
     assert "7 more records of replicas are not read: there are too many; omni doctor says" in captured.get()
 
 
+@pytest.mark.attack("Q41")
+def test_how_many_hubs_are_not_read_is_said_below_the_table() -> None:
+    console = Console(width=300, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(replica_table(View(replicas={(0, 0): info(0)}, refused_hubs=7), "default", 30_000.0, 300))
+    assert "7 more records of hubs are not read: there are too many; omni doctor says" in captured.get()
+
+
 @pytest.mark.attack("P1")
 def test_of_thousands_that_run_another_document_a_line_names_the_first() -> None:
     console = Console(width=300, file=io.StringIO())

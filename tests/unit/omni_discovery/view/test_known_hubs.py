@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+
+import pytest
 
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.testing import ManualClock
@@ -125,3 +128,52 @@ async def test_while_etcd_is_away_a_revoked_hub_stays_revoked() -> None:
     await scene.clock.advance(600.0)
     scene.known.run_timers()
     assert (scene.told[-1], scene.known.revoked) == (["a"], {"b"})
+
+
+@pytest.mark.attack("Q41")
+async def test_of_many_hubs_that_change_at_once_each_fifth_of_a_second_is_told() -> None:
+    """1. a hundred are told; fifty views in one moment are not yet, and the last of them is after 0.2 s
+    2. a hub that is revoked meanwhile is shut out at once
+    """
+    scene = Scene()
+    many = [f"h{number:02}" for number in range(99)]
+    scene.see("a", *many)
+    for number in range(50):
+        scene.see("b", *many[number:])
+    assert len(scene.told) == 1
+    scene.revoke("a")
+    assert (len(scene.told), scene.told[-1]) == (2, many)
+    await scene.clock.advance(0.21)
+    scene.known.run_timers()
+    assert (len(scene.told), scene.told[-1]) == (3, ["b", *many[49:]])
+
+
+@pytest.mark.attack("Q41")
+async def test_a_hub_among_many_that_change_is_told_without_another_view() -> None:
+    told: list[int] = []
+    is_told = asyncio.Event()
+
+    def take(hubs: Mapping[str, HubRecord]) -> None:
+        told.append(len(hubs))
+        if len(hubs) == 101:
+            is_told.set()
+
+    known = KnownHubs(10.0, take)
+    known.on_control_view(View(revision=5), Delta())
+    many = {f"h{number}": HubRecord(hub_id=f"h{number}") for number in range(100)}
+    known.on_view(View(hubs=many, revision=5), Delta())
+    known.on_view(View(hubs={**many, "a": HubRecord(hub_id="a")}, revision=6), Delta())
+    assert told == [100]
+    await asyncio.wait_for(is_told.wait(), 5.0)
+    assert told == [100, 101]
+
+
+@pytest.mark.attack("Q41")
+async def test_hubs_that_come_and_go_are_kept_in_a_bounded_number() -> None:
+    """More than half go at once, again and again: as many as are read in two views are let in beside the rest."""
+    scene = Scene()
+    for turn in range(6):
+        scene.see(*(f"t{turn}-{number}" for number in range(1000)))
+        await scene.clock.advance(0.21)
+        scene.known.run_timers()
+    assert 1000 < len(scene.told[-1]) <= 3 * 1024

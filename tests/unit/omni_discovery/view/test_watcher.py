@@ -11,7 +11,8 @@ from omni_discovery.kv import Listing, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock, settle
-from omni_discovery.view import record_bounds
+from omni_discovery.view import table
+from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
 
@@ -262,12 +263,18 @@ async def test_values_that_are_bad_again_and_again_are_logged_once_and_many_in_f
     assert all(len(row.value) < 100_000 for row in (await scene.kv.list(PREFIX)).items)
 
 
+@pytest.fixture
+def few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "MOST_REPLICAS", Most(3, 1 << 20))
+    monkeypatch.setattr(table, "MOST_HUBS", Most(2, 1 << 20))
+
+
 @pytest.mark.attack("P3")
+@pytest.mark.usefixtures("few_are_read")
 async def test_that_there_are_too_many_records_is_logged_once_in_ten_minutes(
-    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And readers learn how many there are too many each time, and what has room once others have left."""
-    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 3)
     for number in range(1, 6):
         await scene.kv.put(key(number), value(number))
         await settle()
@@ -279,3 +286,18 @@ async def test_that_there_are_too_many_records_is_logged_once_in_ten_minutes(
     await scene.kv.delete(key(1))
     await settle()
     assert (scene.ids, scene.view.refused_count) == ([0, 2, 3], 2)
+
+
+@pytest.mark.attack("Q41")
+@pytest.mark.usefixtures("few_are_read")
+async def test_that_there_are_too_many_hubs_is_logged_once_in_ten_minutes(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(5):
+        await scene.kv.put(keys.hub_key(NS, f"h{number}"), b'{"hub_id":"h%d"}' % number)
+        await settle()
+    lines = [each.getMessage() for each in caplog.records if "watcher.too_many" in each.getMessage()]
+    assert lines == [
+        f"watcher.too_many_hubs prefix={PREFIX} read=2 refused=1: find who writes them; omni doctor says more"
+    ]
+    assert (sorted(scene.view.hubs), scene.view.refused_hubs) == (["h0", "h1"], 3)

@@ -22,7 +22,8 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
-from omni_discovery.view import record_bounds
+from omni_discovery.view import table
+from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import ReplicaTable
 
 NOW_S = 5000.0
@@ -402,13 +403,20 @@ def test_of_many_records_without_a_lease_the_first_are_named() -> None:
 
 @pytest.mark.attack("P3")
 def test_that_there_are_too_many_records_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_bounds, "MOST_RECORDS", 2)
+    monkeypatch.setattr(table, "MOST_REPLICAS", Most(2, 1 << 20))
     findings = found(FORCE, HUB, *map(record, range(5)))
     (finding,) = [each for each in findings if each.topic == "record"]
     assert (finding.grade, finding.text) == (
         Grade.PROBLEM,
         "3 more records of replicas are not read: there are too many (at most 10000, and 512 MiB of them)",
     )
+
+
+@pytest.mark.attack("Q41")
+def test_that_there_are_too_many_hubs_is_a_finding() -> None:
+    many = [(keys.hub_key("n", f"h{number}"), b'{"hub_id":"h%d"}' % number) for number in range(1030)]
+    texts = [each.text for each in found(FORCE, *many) if each.topic == "record"]
+    assert texts == ["6 more records of hubs are not read: there are too many (at most 1024, and 64 MiB of them)"]
 
 
 @pytest.mark.attack("P1")

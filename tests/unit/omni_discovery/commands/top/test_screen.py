@@ -19,7 +19,8 @@ import pytest
 from omni_discovery.commands.operate import Target
 from omni_discovery.commands.top import source
 from omni_discovery.commands.top.screen import TopApp
-from omni_discovery.records import keys
+from omni_discovery.kv import Listing
+from omni_discovery.records import beat, keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageLoad
 from omni_discovery.records.schema import HubRecord, ReplicaStatus, encode_record
@@ -334,3 +335,29 @@ async def test_a_refresh_below_a_page_does_not_disturb_it(kv: FakeKV, tmp_path: 
         assert "Drain replica 0/0" in screen_text(pilot.app)  # type: ignore[arg-type]
         await pilot.press("n")
         await wait_shown(pilot, lambda text: "stage 3" in text)
+
+
+@pytest.mark.attack("Q42")
+async def test_of_thousands_of_beats_only_those_of_hubs_are_read_and_none_is_listed(
+    kv: FakeKV, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    decoded: list[str] = []
+    real_list, real_decode = FakeKV.list, beat.decode_beat
+
+    async def list_keys(self: FakeKV, prefix: str, *, keys_only: bool = False) -> Listing:
+        listed.append(prefix)
+        return await real_list(self, prefix, keys_only=keys_only)
+
+    def decode(key: str, value: bytes) -> BeatRecord:
+        decoded.append(key)
+        return real_decode(key, value)
+
+    monkeypatch.setattr(FakeKV, "list", list_keys)
+    monkeypatch.setattr(beat, "decode_beat", decode)
+    for number in range(3000):
+        await kv.put(keys.beat_key("n", f"x{number}"), msgspec.json.encode(BeatRecord()))
+    async with shown(kv, tmp_path) as pilot:
+        await wait_shown(pilot, lambda text: "ejected" in text)
+    assert keys.beats_prefix("n") not in listed
+    assert set(decoded) == {keys.beat_key("n", "h1")}

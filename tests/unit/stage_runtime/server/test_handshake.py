@@ -1,0 +1,25 @@
+"""The replica's side of hubs that it can't talk to."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_discovery.records.schema import HubRecord
+from stage_runtime.server.handshake import SecurityMismatchLog
+
+
+@pytest.mark.attack("Q41")
+def test_each_hub_without_encryption_is_warned_of_once_and_of_very_many_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = SecurityMismatchLog("k" * 40)
+    few = {f"h{number}": HubRecord(hub_id=f"h{number}") for number in range(3)}
+    for _ in range(2):
+        log.warn_of_hubs(few)
+    assert len(caplog.records) == 3
+    for turn in range(5):
+        log.warn_of_hubs({f"x{number}": HubRecord(hub_id=f"x{number}") for number in range(turn * 500, 2000)})
+    lines = [each.getMessage() for each in caplog.records]
+    assert len(lines) == 65
+    assert lines[63].startswith("hub.unusable hub=x60: ")
+    assert lines[64] == "hub.unusable_more: others like these are not named; omni doctor says more"
