@@ -53,6 +53,11 @@ SOCKETS: Final[tuple[SocketName, ...]] = ("input", "output")
 #: Bounds of what is remembered: Hellos and given-up connections of one replica, and epochs of one process.
 _MAX_HELLOS: Final = 4096
 _MAX_EPOCHS: Final = 64
+#: Answers to Recalls that wait for a session to open. A replica sends a Recall each half second at most, and counts the
+#: answers; what further Recalls take back goes into the last one.
+_MAX_EARLY_RETURNS: Final = 16
+#: No message names more credits.
+_MAX_CREDITS: Final = (1 << 53) - 1
 
 #: The handshake travels on both sockets, orders and their acknowledgements on ``input``, all else on ``output``.
 _ON_BOTH: Final = frozenset[type]({Hello, Welcome})
@@ -222,7 +227,8 @@ class HubSession(_Role):
         self._connected: set[SocketName] = set()
         #: The sockets whose Hello of the present number was answered. ``is_open`` only while all were.
         self._welcomed: set[SocketName] = set()
-        #: Credits that came before the session was open, and how many of them each Recall until then took back.
+        #: Credits that came before the session was open, and how many of them each Recall until then took back: at
+        #: most ``_MAX_EARLY_RETURNS`` numbers, each at most ``_MAX_CREDITS``.
         self._early_credits = 0
         self._early_returns: list[int] = []
         #: Whether the replica may still answer what was sent in the last open session.
@@ -286,7 +292,7 @@ class HubSession(_Role):
             return self._receive_recall(message)
         if self.is_open:
             return [CreditsGranted(message.credits, message.queue_length)]
-        self._early_credits += message.credits
+        self._early_credits = min(self._early_credits + message.credits, _MAX_CREDITS)
         return []
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> Sequence[HubAction]:
@@ -335,7 +341,10 @@ class HubSession(_Role):
         # Answered once the session is open: the replica handles nothing on ``input`` before it has our Hello there.
         given_back = min(message.credits, self._early_credits)
         self._early_credits -= given_back
-        self._early_returns.append(given_back)
+        if len(self._early_returns) < _MAX_EARLY_RETURNS:
+            self._early_returns.append(given_back)
+        else:
+            self._early_returns[-1] = min(self._early_returns[-1] + given_back, _MAX_CREDITS)
         return []
 
     def _hello(self, socket: SocketName) -> SendToReplica:

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +259,9 @@ ATTACKS: Final = (
     Attack("P32", "a hub announces pieces without end to a replica that takes none", "the attempt fails; memory stays"),
     Attack("P33", "producers by names that DNS never answers, or by dozens of them", "each waits for itself"),
     Attack("P34", "a revision in a document that leads out of the model hub's cache", "refused on the replica's host"),
+    Attack(
+        "Q20", "a replica takes credits back without end before it welcomes its hub", "a few answers; all are served"
+    ),
 )
 
 #: Rows without a test, and why.

@@ -142,6 +142,38 @@ def test_a_recall_that_comes_before_the_session_is_up_is_answered_once_it_is() -
     assert session.receive("output", recall(1, 4)) == [CreditsRecalled(1, 4)]
 
 
+@pytest.mark.attack("Q20")
+def test_recalls_without_end_before_the_session_is_up_are_answered_by_a_few_messages() -> None:
+    """1. a replica that holds its Welcome back lends 5000 credits, and recalls them one by one
+    2. it then lends and recalls as many as a message can name, again and again
+    3. at the Welcome at most 16 messages leave; they return every credit, and each can be encoded
+    """
+    session = new()
+    session.receive("output", welcome())
+    session.receive("output", grant(1, credits_=5000))
+    for _ in range(5000):
+        assert session.receive("output", recall(1, 1)) == []
+    *sent, last = session.receive("input", welcome())
+    assert last == SessionOpened(0, is_gated=True)
+    returns = [each.message for each in sent if isinstance(each, SendToReplica)]
+    assert len(returns) == len(sent) <= 16
+    assert sum(each.credits for each in returns if isinstance(each, wire.ReturnCredits)) == 5000
+
+    session = new()
+    session.receive("output", welcome())
+    most = (1 << 53) - 1
+    for _ in range(5000):
+        session.receive("output", grant(1, credits_=most))
+        session.receive("output", recall(1, most))
+    for _ in range(5000):
+        session.receive("output", grant(1, credits_=most))
+    *sent, granted = session.receive("input", welcome())
+    assert granted == CreditsGranted(most, 0)
+    for each in sent[:-1]:
+        assert isinstance(each, SendToReplica)
+        assert wire.decode_to_replica([wire.encode(each.message)]) == [each.message]
+
+
 def test_credits_are_wanted_and_returned_in_the_present_session_only() -> None:
     session = new()
     assert session.want_credits(3, 0.5) == session.return_credits(1, 1) == []
