@@ -81,6 +81,13 @@ class Handshake:
         self._carry_out([MessageRefused(flaw, message.epoch)])
         return False
 
+    def admits_any(self, epochs: Sequence[int]) -> bool:
+        """Whether any message under these epochs may be handled, as far as they tell; else one is counted."""
+        if any(map(self._protocol.knows_epoch, epochs)):
+            return True
+        self._carry_out([MessageRefused(Flaw.EPOCH, epoch) for epoch in epochs[:1]])
+        return False
+
     def greeted_peers(self) -> list[Peer]:
         """The connections with a Hello on the output socket that were not given up since."""
         return self._protocol.peers()

@@ -262,6 +262,9 @@ ATTACKS: Final = (
     Attack(
         "Q20", "a replica takes credits back without end before it welcomes its hub", "a few answers; all are served"
     ),
+    Attack("Q21", "a hub sends a replica messages of millions of maps", "refused before they are decoded"),
+    Attack("Q22", "a hub sends large messages for another life of a replica", "dropped unread; others are served"),
+    Attack("Q23", "a hub fills a replica's memory with requests that wait", "512 MiB a hub; the others are refused"),
 )
 
 #: Rows without a test, and why.

@@ -59,3 +59,10 @@ def test_the_bound_is_the_bound(value: bytes, size: int) -> None:
 def test_what_is_cut_off_or_no_msgpack_ends_the_count(cut: bytes) -> None:
     assert not has_too_many_containers(b"\x80" * 20 + cut, 21)
     assert has_too_many_containers(b"\x80" * 22 + cut, 21)
+
+
+@pytest.mark.attack("Q21")
+def test_texts_whose_lengths_are_written_with_more_bytes_than_they_need_are_not_counted_one_by_one() -> None:
+    assert has_too_many_containers(b"\xdd\x00\x04\x00\x00" + b"\xd9\x00\x80" * (1 << 18), 1 << 17)
+    text = msgspec.msgpack.encode(["\x80" * 16] * (1 << 17))
+    assert not has_too_many_containers(text, 1 << 18)

@@ -809,3 +809,64 @@ def test_where_a_hub_announces_too_much_the_request_ends_that_has_most(monkeypat
     assert failures(replica) == ["large"]
     arrived = [(job.key.split("/")[1], job.number) for job in replica.jobs if isinstance(job, PieceArrived)]
     assert arrived == [("large", 0), ("small", 0), ("small", 1)]
+
+
+def large(request_id: str, epoch: int = 7, *, is_whole: bool = True) -> bytes:
+    """The head of a Submit with 200 000 empty maps."""
+    head = wire.encode(wire.Submit(epoch=epoch, request_id=request_id, inputs={"x": 0}))
+    place = head.index(b"\xa1x\x00") + 2
+    maps = b"\xdd" + (200_000).to_bytes(4, "big") + b"\x80" * 200_000
+    return head[:place] + (maps if is_whole else b"\xc1" + maps) + head[place + 1 :]
+
+
+@pytest.mark.attack("Q22")
+def test_a_large_message_for_another_life_is_dropped_before_it_is_decoded() -> None:
+    """The bytes are no valid message: for the present life they are refused, for another they are not looked at."""
+    replica = Replica()
+    peer = Peer("h", "h")
+    with pytest.raises(WireError):
+        replica.sessions.on_input(peer, large("r", is_whole=False), 0.0)
+    for _ in range(3):
+        replica.sessions.on_input(peer, large("r", epoch=6, is_whole=False), 0.0)
+    assert replica.counters["wrong_epoch"] == 3
+
+
+@pytest.mark.attack("Q23")
+def test_the_inputs_of_a_hubs_requests_take_a_bounded_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. two requests of 14 MB each, where a hub may have 20 MiB: the second is refused, as overloaded
+    2. a small one of that hub, and a large one of another hub, are accepted
+    3. the first ends: there is room again
+    """
+    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 20 << 20)
+    replica = Replica()
+
+    def submit(request_id: str, hub_id: str = "h") -> list[wire.FromReplica]:
+        before = len(replica.said)
+        replica.sessions.on_input(Peer(hub_id, hub_id), large(request_id), 0.0)
+        replica.sessions.flush_messages(0.0)
+        return [said[2] for said in replica.said[before:]]
+
+    assert isinstance(submit("a")[0], wire.Accepted)
+    (rejected,) = submit("b")
+    assert isinstance(rejected, wire.Rejected)
+    assert (rejected.kind, "512 MiB" in rejected.reason) == (FailureKind.OVERLOADED, True)
+    assert isinstance(replica.submit("small")[0], wire.Accepted)
+    assert isinstance(submit("c", "other")[0], wire.Accepted)
+    for work in replica.works():
+        replica.delivers(Finished(work.key, "stop"))
+    assert isinstance(submit("d")[0], wire.Accepted)
+
+
+@pytest.mark.attack("Q23")
+def test_a_segment_takes_of_its_hubs_memory_as_a_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 1000)
+    replica = Replica()
+    for name in "ab":
+        replica.submit(name, segmented=True)
+    for work in replica.works():
+        replica.delivers(SegmentEnded(work.key, "stop"))
+    update = wire.Update(epoch=7, request_id="a", attempt=0, segment=1, inputs={"text": "x" * 2000})
+    (rejected,) = replica.hears("h", update)
+    assert isinstance(rejected, wire.Rejected)
+    assert rejected.kind is FailureKind.OVERLOADED
+    assert isinstance(replica.hears("h", msgspec.structs.replace(update, inputs={"text": "x"}))[0], wire.Accepted)
