@@ -23,23 +23,25 @@ def _with_short_texts(numbers: re.Pattern[bytes]) -> re.Pattern[bytes]:
 _SCALARS: Final = _with_short_texts(_NUMBERS)
 
 
-def _short_parts() -> bytes:
-    """Openings of lists and mappings, and whole texts, byte strings and extensions with less than 32 bytes."""
+def _with_short_parts(numbers: re.Pattern[bytes]) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+    """One short part and the numbers behind it; and as many of both as follow one another.
+
+    Short parts are openings of lists and mappings, and whole texts, byte strings and extensions of less than 32 bytes.
+    """
     openings = rb"[\x80-\x9f]|[\xdc\xde].{2}|[\xdd\xdf].{4}"
     texts = b"|".join(b"\\x%02x.{%d}" % (0xA0 | size, size) for size in range(32))
     byte_strings = rb"\xc4(?:" + b"|".join(b"\\x%02x.{%d}" % (size, size) for size in range(32)) + b")"
     extensions = rb"\xc7(?:" + b"|".join(b"\\x%02x.{%d}" % (size, size + 1) for size in range(32)) + b")"
     fixed = rb"\xd4.{2}|\xd5.{3}|\xd6.{5}|\xd7.{9}|\xd8.{17}"
-    return b"|".join([openings, texts, byte_strings, extensions, fixed])
+    part = b"(?:" + b"|".join([openings, texts, byte_strings, extensions, fixed]) + b")"
+    parts = b"(?:" + numbers.pattern.removesuffix(b"*+") + b"|" + part + b")*+"
+    return re.compile(part + numbers.pattern, re.DOTALL), re.compile(parts, re.DOTALL)
 
 
-#: One such part and the numbers behind it; and as many of both as follow one another.
-_SHORT_PART: Final = re.compile(b"(?:" + _short_parts() + b")" + _NUMBERS.pattern, re.DOTALL)
-_SHORT_PARTS: Final = re.compile(
-    b"(?:" + _NUMBERS.pattern.removesuffix(b"*+") + b"|" + _short_parts() + b")*+", re.DOTALL
-)
-#: The first bytes of texts of 32 bytes or more.
-_LONG_TEXTS: Final = b"\xd9\xda\xdb"
+_SHORT_PART, _SHORT_PARTS = _with_short_parts(_NUMBERS)
+#: The first bytes of long parts, and those of short and long ones alike.
+_LONG: Final = b"\xd9\xda\xdb\xc5\xc6\xc8\xc9"
+_ANY_LENGTH: Final = b"\xc4\xc7"
 #: How much of them is looked at together: who only counts up to a bound need not see the rest.
 _WINDOW_BYTES: Final = 1 << 18
 #: Of parts with content: how many bytes their length has, and the bytes between it and the content.
@@ -71,7 +73,8 @@ def after_short_parts(packed: bytes, place: int, most: int) -> tuple[int, int]:
 
     Counting stops beyond ``most`` parts, and after 256 KiB.
     """
-    if packed[place] in _LONG_TEXTS:
+    first = packed[place]
+    if first in _LONG or (first in _ANY_LENGTH and packed[place + 1 : place + 2] >= b"\x20"):
         return place, 0
     window = min(len(packed), place + _WINDOW_BYTES)
     numbers = _NUMBERS.match(packed, place, window)

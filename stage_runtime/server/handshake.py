@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from omni_discovery import wire
@@ -95,6 +95,10 @@ class Handshake:
     def probed_peers(self) -> dict[str, Peer]:
         """The connections that get the replica's load while nothing else is sent to them, by name."""
         return self._protocol.probed_peers()
+
+    def connections_of(self, hub_ids: Set[str]) -> list[Peer]:
+        """The connections of these hubs, greeted on either socket or given up."""
+        return self._protocol.connections_of(hub_ids)
 
     def probe(self, peer: Peer) -> None:
         """Send a hub our load, unless it is revoked: only a send shows whether it is still there."""

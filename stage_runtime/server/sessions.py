@@ -157,6 +157,8 @@ _GONE: Final = "is gone"
 _READS_NOTHING: Final = "reads nothing"
 #: Seconds between two log lines about the same hub that is behind.
 _BEHIND_LOG_S: Final = 60.0
+#: As of a hub of which a connection is given up.
+_GIVEN_UP_LOG_S: Final = 60.0
 #: How attempts end that do not fail.
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
@@ -678,7 +680,7 @@ class Sessions:
         names = {
             *self._acks.waiting_peers(),
             *self._replies.waiting_peers(),
-            *(peer.name for peer in self.handshake.greeted_peers()),
+            *(peer.name for peer in self.handshake.connections_of(added)),
         }
         names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
         names |= {peer.name for peer in self.calls.calling_peers()}
@@ -695,7 +697,11 @@ class Sessions:
         self._to_do += (Cancel(key) for key in self.calls.drop_calls(peer.name))
         dropped = self._replies.drop_peer(peer.name)
         self._counters["hubs_given_up"] += 1
-        logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
+        if self._log_once.should((peer.hub_id, why), _GIVEN_UP_LOG_S):
+            text = (
+                "server.hub_given_up hub=%s %s requests=%d messages=%d (within a minute others of it are only counted)"
+            )
+            logger.warning(text, peer.hub_id, why, len(tickets), dropped)
         self.outcomes[CANCELLED] += len(tickets)
         for ticket in tickets:
             # Nobody is there to hear of it.

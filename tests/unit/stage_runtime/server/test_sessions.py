@@ -629,7 +629,7 @@ def test_a_hub_alone_may_queue_requests_without_credits() -> None:
 
 
 def greet(replica: Replica, hub_id: str, session: int = 1, now_s: float = 0.0) -> None:
-    hello = wire.Hello(hub_id=hub_id, epoch=7, session=session)
+    hello = wire.Hello(hub_id=hub_id.partition("/")[0], epoch=7, session=session)
     replica.hears(hub_id, hello, now_s)
     replica.hears_on_output(hub_id, hello, now_s)
 
@@ -870,3 +870,46 @@ def test_a_segment_takes_of_its_hubs_memory_as_a_request_does(monkeypatch: pytes
     assert isinstance(rejected, wire.Rejected)
     assert rejected.kind is FailureKind.OVERLOADED
     assert isinstance(replica.hears("h", msgspec.structs.replace(update, inputs={"text": "x"}))[0], wire.Accepted)
+
+
+def accounts(replica: Replica) -> set[str]:
+    """The connections that credits may be lent to."""
+    return set(replica.sessions.handshake.credits._accounts)
+
+
+@pytest.mark.attack("Q24")
+def test_connections_of_one_hub_that_come_and_go_cost_no_other_hub_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """1. 300 honest hubs have greeted, then one hub connects 5000 times, and each connection goes
+    2. the honest ones are all known, with an account each; of the hostile one there are 16
+    3. it is revoked: none of its accounts is left; 4. the log has few lines of all that
+    """
+    replica = Replica()
+    for number in range(300):
+        greet(replica, f"good{number}/{number:016x}")
+    for number in range(5000):
+        name = f"evil/{number:016x}"
+        greet(replica, name, now_s=number / 100)
+        if number >= 100:
+            replica.gone.add(f"evil/{number - 100:016x}")
+        if number % 100 == 99:
+            replica.tick(number / 100)
+    known = {peer.name for peer in replica.sessions.handshake.greeted_peers()}
+    good = {f"good{number}/{number:016x}" for number in range(300)}
+    assert good < known
+    assert known == accounts(replica) == good | {f"evil/{number:016x}" for number in range(4984, 5000)}
+    replica.sessions.revoke_hubs(frozenset({"evil"}))
+    assert accounts(replica) == good
+    assert sum("server.hub_given_up" in line for line in caplog.messages) <= 4
+
+
+@pytest.mark.attack("Q24")
+def test_a_revoked_hub_has_no_account_and_no_connection_left_whichever_socket_it_greeted_on() -> None:
+    replica = Replica()
+    for number in range(40):
+        replica.hears(f"evil/{number:016x}", wire.Hello(epoch=7, hub_id="evil", session=1))
+        if number % 2:
+            greet(replica, f"evil/{number:016x}")
+    assert len(replica.sessions.handshake.connections_of({"evil"})) <= 32
+    replica.sessions.revoke_hubs(frozenset({"evil"}))
+    assert accounts(replica) == set()
+    assert replica.sessions.handshake.greeted_peers() == []
