@@ -266,6 +266,7 @@ ATTACKS: Final = (
     Attack("Q22", "a hub sends large messages for another life of a replica", "dropped unread; others are served"),
     Attack("Q23", "a hub fills a replica's memory with requests that wait", "512 MiB a hub; the others are refused"),
     Attack("Q24", "a hub makes connections without end, and lets them go", "it has 16; others keep theirs"),
+    Attack("Q25", "one message of hundreds of thousands of frames, from a hub or a replica", "dropped, in turns"),
 )
 
 #: Rows without a test, and why.

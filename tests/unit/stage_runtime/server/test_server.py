@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
+import zmq
 
+from omni_discovery.errors import WireError
 from omni_discovery.wire.session import Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.lifecycle import LifeState
@@ -44,3 +46,41 @@ def test_a_turn_takes_few_messages_where_they_are_large(server: ReplicaServer, s
     handle: Callable[[Peer, bytes, float], Any] = lambda _peer, head, _now_s: handled.append(len(head))  # noqa: E731
     assert server._receive(cast("Router", Heads(size_bytes)), handle, 0.0)
     assert handled == [size_bytes] * taken
+
+
+@pytest.mark.attack("Q25")
+def test_a_message_of_very_many_frames_is_dropped_in_turns_and_others_are_heard() -> None:
+    """1. one hub sends a message of 100 000 frames and then a good one, another hub a good one
+    2. the first is refused once; its frames are dropped over a dozen turns or more; both good ones are heard
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = Router(context, ServerConfig(), "127.0.0.1", None, lambda _key: frozenset(), has_heartbeats=False)
+    hubs = [context.socket(zmq.DEALER) for _ in range(2)]
+    try:
+        for number, hub in enumerate(hubs):
+            hub.linger = 0
+            hub.identity = f"h{number}/0123456789abcdef".encode()
+            hub.connect(f"tcp://127.0.0.1:{router.port}")
+        hubs[0].send_multipart([b""] * 100_000)
+        for hub in hubs:
+            hub.send(b"well")
+        heard, refused, turns = list[str](), 0, 0
+        while len(heard) < 2:
+            assert router.socket.poll(30_000)
+            try:
+                peer, head = router.receive_frame()
+                assert peer is not None
+                heard.append(peer.hub_id)
+                assert head == b"well"
+            except WireError:
+                refused += 1
+            except zmq.Again:
+                turns += 1
+        assert (sorted(heard), refused) == (["h0", "h1"], 1)
+        assert turns >= 12
+    finally:
+        for hub in hubs:
+            hub.close()
+        router.close(0)
+        router.listener.close()
+        context.term()
