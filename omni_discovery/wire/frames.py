@@ -57,6 +57,8 @@ def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica])
         head = _VERSION_BYTE + _encoder.encode(message)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
         raise WireError(f"can't be encoded: {error}") from error
+    if len(head) <= MAX_CONTAINERS_TO_REPLICA:
+        return head
     if len(head) > MAX_HEAD_BYTES:
         raise WireError(f"{len(head)} bytes are more than the {MAX_HEAD_BYTES} that one message may have")
     if has_too_many_containers(head, MAX_CONTAINERS_TO_REPLICA):
@@ -86,7 +88,8 @@ def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:
     if len(frames) != 1:
         raise WireError(f"{len(frames)} frames where one was due")
     head = frames[0]
-    if len(head) <= MAX_HEAD_BYTES and has_too_many_containers(bytes(head), MAX_CONTAINERS_TO_REPLICA):
+    is_long = MAX_CONTAINERS_TO_REPLICA < len(head) <= MAX_HEAD_BYTES
+    if is_long and has_too_many_containers(bytes(head), MAX_CONTAINERS_TO_REPLICA):
         raise WireError(f"a head of more than {MAX_CONTAINERS_TO_REPLICA} maps, arrays and texts")
     messages: list[ToReplica] = _decode(_to_replica, head)
     return messages

@@ -56,7 +56,7 @@ class Ticket:
     overdue_at_s: float = float("inf")
     #: Whether the hub stopped the request because its time was over.
     is_overdue: bool = False
-    #: About how much memory its inputs take, in bytes.
+    #: About how much memory its inputs take, in bytes; 0 if little.
     size_bytes: int = 0
     #: The connection that the last Abort came on, its epoch and its attempt: it is answered when the request has ended.
     abort: tuple[Peer, int, int] | None = None
@@ -126,7 +126,10 @@ class Ledger:
 
     def resize_ticket(self, ticket: Ticket, size_bytes: int) -> None:
         """Record how much memory the inputs of a request in flight take."""
-        self._bytes_of_hub[ticket.peer.hub_id] += size_bytes - ticket.size_bytes
+        hub_id = ticket.peer.hub_id
+        self._bytes_of_hub[hub_id] += size_bytes - ticket.size_bytes
+        if not self._bytes_of_hub[hub_id]:
+            del self._bytes_of_hub[hub_id]
         ticket.size_bytes = size_bytes
 
     def current_ticket(self, hub_id: str, request_id: str) -> Ticket | None:
@@ -145,9 +148,8 @@ class Ledger:
         if self.tickets.pop(ticket.key, None) is None:
             return False
         self._parked.pop(ticket.key, None)
-        self.resize_ticket(ticket, 0)
-        if not self._bytes_of_hub[ticket.peer.hub_id]:
-            del self._bytes_of_hub[ticket.peer.hub_id]
+        if ticket.size_bytes:
+            self.resize_ticket(ticket, 0)
         request = ticket.peer.hub_id, ticket.request_id
         if self._current.get(request) is ticket:
             del self._current[request]

@@ -171,7 +171,9 @@ _DEADLINE_SLACK_S: Final = 1.0
 _QUIET_S: Final = 5.0
 #: A request ends after so many times ``keep_slot_s`` that its hub has only beyond its share as that is rounded up.
 _ROUNDING_FACTOR: Final = 3
-#: Heads up to this count as what they are; what is made of longer ones is measured.
+#: Heads up to this count for nothing, and those up to the next for what they are; what is made of longer ones is
+#: measured.
+_SMALL_BYTES: Final = 16 << 10
 _LARGE_BYTES: Final = 64 << 10
 #: What an object takes, about: a number 32 bytes, an empty mapping 80.
 _OBJECT_BYTES: Final = 64
@@ -213,7 +215,7 @@ class Sessions:
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
-        #: About how much memory the message takes that is being handled, in bytes.
+        #: About how much memory the message takes that is being handled, in bytes; 0 for a small one.
         self._size_bytes = 0
         self.calls = ControlCalls(state.life_state, lambda: len(self.ledger), counters, self._answer_call)
         self._state = state = ReplicaState(self.calls.life_state, state.capacity)
@@ -252,9 +254,10 @@ class Sessions:
         self._replies.flush_peer(peer.name, now_s)
 
     def _receive(self, socket: SocketName, peer: Peer, head: bytes, now_s: float) -> None:
-        if len(head) <= _LARGE_BYTES:
+        size_bytes = len(head)
+        if size_bytes <= _LARGE_BYTES:
             messages = wire.decode_to_replica((head,))
-            self._size_bytes = len(head) // len(messages)
+            self._size_bytes = 0 if size_bytes <= _SMALL_BYTES else size_bytes // len(messages)
         elif self.handshake.admits_any(wire.epochs_of(head)):
             messages, self._size_bytes = _decode_large(head)
         else:
@@ -355,7 +358,7 @@ class Sessions:
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
         spends_voided = refusal is None and self._spends_voided(peer, submit, now_s)
-        if refusal is None and not self.ledger.has_room(peer.hub_id, self._size_bytes):
+        if self._size_bytes and refusal is None and not self.ledger.has_room(peer.hub_id, self._size_bytes):
             refusal = _NO_ROOM
         if refusal is None and not (spends_voided or self._may_take_slot(peer, submit)):
             told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
@@ -368,7 +371,8 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
-        self.ledger.resize_ticket(ticket, self._size_bytes)
+        if self._size_bytes:
+            self.ledger.resize_ticket(ticket, self._size_bytes)
         ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit) or spends_voided
         ticket.active_at_s = now_s
         ticket.open_streams.update(submit.stream_from)

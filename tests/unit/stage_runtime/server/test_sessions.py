@@ -859,13 +859,15 @@ def test_the_inputs_of_a_hubs_requests_take_a_bounded_part_of_the_memory(monkeyp
 
 @pytest.mark.attack("Q23")
 def test_a_segment_takes_of_its_hubs_memory_as_a_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 1000)
+    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 30_000)
     replica = Replica()
     for name in "ab":
         replica.submit(name, segmented=True)
     for work in replica.works():
         replica.delivers(SegmentEnded(work.key, "stop"))
-    update = wire.Update(epoch=7, request_id="a", attempt=0, segment=1, inputs={"text": "x" * 2000})
+    first = wire.Update(epoch=7, request_id="a", attempt=0, segment=1, inputs={"text": "x" * 20_000})
+    assert isinstance(replica.hears("h", first)[0], wire.Accepted)
+    update = msgspec.structs.replace(first, request_id="b")
     (rejected,) = replica.hears("h", update)
     assert isinstance(rejected, wire.Rejected)
     assert rejected.kind is FailureKind.OVERLOADED
