@@ -24,7 +24,7 @@ from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError
 from omni_discovery.records.addresses import parse_address
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.wire import MAX_ATTACHMENT_BYTES
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
 from omni_discovery.wire.session import SocketName, same_security
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,10 @@ _POLLOUT: Final = int(zmq.POLLOUT)
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
 _HEAD_BYTE: Final = 8
+#: Frames of one message: a head and its attachments. ZMQ bounds the size of each, and not their number.
+_MOST_FRAMES: Final = 1 + MAX_ATTACHMENTS
+#: Of a message with more, so many are dropped before the time is looked at.
+_DROPPED_AT_ONCE: Final = 256
 #: How soon a socket looks again where too much waits that sockets have brought.
 _BEHIND_S: Final = 0.005
 #: What a lost connection had brought is handled at once up to this, and for so much processor time; what is behind that
@@ -104,6 +108,9 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._drain_due = self._is_draining = False
+        #: Whether the rest of a message that has too many frames is still to be read, and dropped. Until then the
+        #: socket must not be disconnected: libzmq 4.3.5 ends a process that reads on behind half a message.
+        self.is_amid_message = False
         self._rest: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._fd, self._look)
         # What came before the reader was set has already used up its edge.
@@ -183,7 +190,7 @@ class LoopSocket:
     def _take_batch(self, posted: int) -> int:
         """Take in some messages, since ``posted`` events were there; return about how many bytes they were."""
         self._is_draining = True
-        size_bytes = 0
+        size_bytes, began_s = 0, time.thread_time()
         try:
             for _ in range(_BATCH):
                 if self.socket.closed or size_bytes > _BATCH_BYTES or self._turns.owed_s(posted) > LONG_TURN_S:
@@ -191,7 +198,7 @@ class LoopSocket:
                 if self._turns.is_behind and size_bytes:
                     break
                 try:
-                    frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                    frames = self._receive(began_s)
                 except zmq.Again:
                     return size_bytes
                 size_bytes += len(frames[0]) * _HEAD_BYTE + (sum(map(len, frames[1:])) if len(frames) > 1 else 0)
@@ -203,6 +210,33 @@ class LoopSocket:
         finally:
             self._is_draining = False
         return size_bytes
+
+    def _receive(self, began_s: float) -> list[bytes]:
+        """The next message; of one with too many frames one more than it may have, the others are dropped in turns.
+
+        Raise zmq.Again if there is none, or if the rest of one takes longer than a turn that began at this processor
+        time.
+        """
+        socket = self.socket
+        if self.is_amid_message:
+            self._drop_rest(began_s)
+        frames = [socket.recv(zmq.NOBLOCK)]
+        while socket.getsockopt(zmq.RCVMORE):
+            frames.append(socket.recv(zmq.NOBLOCK))
+            if len(frames) > _MOST_FRAMES:
+                self.is_amid_message = bool(socket.getsockopt(zmq.RCVMORE))
+                break
+        return frames
+
+    def _drop_rest(self, began_s: float) -> None:
+        while True:
+            for _ in range(_DROPPED_AT_ONCE):
+                # A frame of 64 MiB is not copied.
+                if not self.socket.recv(zmq.NOBLOCK, copy=False).more:
+                    self.is_amid_message = False
+                    return
+            if time.thread_time() - began_s > LONG_TURN_S:
+                raise zmq.Again
 
 
 class ConnectionListener(Protocol):
@@ -363,7 +397,7 @@ class DealerConnection:
         """Begin another attempt if the handshake was refused or the present attempt has timed out."""
         timeout_s = max(self._config.connect_timeout_s, self._longest_pause_s)
         is_late = now_s - self._begun_at_s > timeout_s
-        if self.connected or not (self.refused or not self._endpoint or is_late):
+        if self.connected or self._dealer.is_amid_message or not (self.refused or not self._endpoint or is_late):
             return
         self._misses += is_late
         self.refused, self._begun_at_s = False, now_s
@@ -373,7 +407,11 @@ class DealerConnection:
         """Lose a connection that stands, as if it were broken, and connect again."""
         if self.connected:
             self._lose()
-            self._dial_again()
+            if self._dealer.is_amid_message:
+                # Due as soon as that is read.
+                self._begun_at_s = float("-inf")
+            else:
+                self._dial_again()
 
     def _dial_again(self) -> None:
         if self._endpoint:

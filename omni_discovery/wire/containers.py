@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_discovery.wire.scan import after_numbers, after_part
+from omni_discovery.wire.scan import after_part, after_short_parts, is_written_long
 
 #: Maps, arrays, texts and byte strings of one head frame of a replica, where most are maps and arrays. The most that a
 #: replica has to say at once are the log probabilities of 1024 places: 22 at each, with their texts, are 45 056.
 MAX_CONTAINERS: Final = 1 << 16
+#: As many of a hub's head, and of all heads as they are encoded: 50 000 lists and objects of a body, with their texts.
+MAX_CONTAINERS_TO_REPLICA: Final = 1 << 18
 
 #: First bytes of maps and arrays; all of them may be parts of texts and numbers, too.
 _FIRST_BYTES: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
@@ -28,9 +30,12 @@ def has_too_many_containers(packed: bytes, most: int = MAX_CONTAINERS) -> bool:
     if len(packed) - len(packed.translate(None, _FIRST_BYTES)) <= most:
         return False
     found = place = 0
-    while found <= most:
-        place = after_numbers(packed, place)
-        if place >= len(packed):
-            return False
-        found, place = found + 1, after_part(packed, place)
-    return True
+    while place < len(packed) and found <= most:
+        end, count = after_short_parts(packed, place, most - found)
+        if end == place:
+            # A long one. With needlessly long lengths, short ones would cost more to count than to decode.
+            if is_written_long(packed, place):
+                return True
+            end, count = after_part(packed, place), 1
+        place, found = end, found + count
+    return found > most

@@ -6,13 +6,14 @@ whose ``t`` names the message, or an array of such maps: a batch, which has no a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from omni_discovery.errors import WireError
-from omni_discovery.wire.containers import MAX_CONTAINERS, has_too_many_containers
+from omni_discovery.wire.containers import MAX_CONTAINERS, MAX_CONTAINERS_TO_REPLICA, has_too_many_containers
 from omni_discovery.wire.messages import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
@@ -25,7 +26,7 @@ from omni_discovery.wire.messages import (
     ToReplica,
 )
 
-__all__ = ["decode_from_replica", "decode_to_replica", "encode", "join", "shortened"]
+__all__ = ["decode_from_replica", "decode_to_replica", "encode", "epochs_of", "join", "shortened"]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica: msgspec.msgpack.Decoder[ToReplica | list[ToReplica]] = msgspec.msgpack.Decoder(ToReplica | list[ToReplica])
@@ -35,14 +36,33 @@ _from_replica: msgspec.msgpack.Decoder[FromReplica | list[FromReplica]] = msgspe
 _VERSION_BYTE: Final = bytes([VERSION])
 
 
+class _Envelope(msgspec.Struct):
+    """What all messages have, read without what else is in them."""
+
+    epoch: int
+
+
+_envelopes: msgspec.msgpack.Decoder[_Envelope | list[_Envelope]] = msgspec.msgpack.Decoder(_Envelope | list[_Envelope])
+#: The beginning of a single message as ``encode`` writes it, up to its epoch.
+_BEGINNING: Final = re.compile(
+    rb"\x01(?:[\x80-\x8f]|\xde.{2})\xa1t[\xa0-\xbf][a-z]{1,31}\xa5epoch"
+    rb"([\x00-\x7f]|\xcc.|\xcd.{2}|\xce.{4}|\xcf.{8})",
+    re.DOTALL,
+)
+
+
 def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica]) -> bytes:
     """The head frame of a message, or of a batch. Raise WireError if a value in it can't be encoded."""
     try:
         head = _VERSION_BYTE + _encoder.encode(message)
     except (TypeError, OverflowError, ValueError, RecursionError) as error:
         raise WireError(f"can't be encoded: {error}") from error
+    if len(head) <= MAX_CONTAINERS_TO_REPLICA:
+        return head
     if len(head) > MAX_HEAD_BYTES:
         raise WireError(f"{len(head)} bytes are more than the {MAX_HEAD_BYTES} that one message may have")
+    if has_too_many_containers(head, MAX_CONTAINERS_TO_REPLICA):
+        raise WireError(f"it has more than the {MAX_CONTAINERS_TO_REPLICA} maps, arrays and texts of one message")
     return head
 
 
@@ -67,8 +87,23 @@ def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:
     """Decode a multipart of a hub: its messages in order. Raise WireError; a hub never attaches frames."""
     if len(frames) != 1:
         raise WireError(f"{len(frames)} frames where one was due")
-    messages: list[ToReplica] = _decode(_to_replica, frames[0])
+    head = frames[0]
+    is_long = MAX_CONTAINERS_TO_REPLICA < len(head) <= MAX_HEAD_BYTES
+    if is_long and has_too_many_containers(bytes(head), MAX_CONTAINERS_TO_REPLICA):
+        raise WireError(f"a head of more than {MAX_CONTAINERS_TO_REPLICA} maps, arrays and texts")
+    messages: list[ToReplica] = _decode(_to_replica, head)
     return messages
+
+
+def epochs_of(head: bytes) -> list[int]:
+    """The epochs that the messages of one head name, of which nothing else is decoded. Raise WireError.
+
+    Of a message that names several, which ``encode`` writes never, it is the first or the last.
+    """
+    begin = _BEGINNING.match(head)
+    if begin is not None:
+        return [int.from_bytes(begin[1] if len(begin[1]) == 1 else begin[1][1:], "big")]
+    return [each.epoch for each in _decode(_envelopes, head)]
 
 
 def decode_from_replica(

@@ -25,7 +25,7 @@ replica probes silent hubs by its own, so a lost message delays a session and ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
@@ -50,9 +50,17 @@ from omni_discovery.wire.messages import (
 SocketName = Literal["input", "output"]
 SOCKETS: Final[tuple[SocketName, ...]] = ("input", "output")
 
-#: Bounds of what is remembered: Hellos and given-up connections of one replica, and epochs of one process.
-_MAX_HELLOS: Final = 4096
+#: Bounds of what is remembered: connections of one hub that have greeted, as many that were given up, and epochs of one
+#: process. A process of a hub has one connection to each socket; more are those of its earlier lives.
+_MAX_CONNECTIONS: Final = 16
 _MAX_EPOCHS: Final = 64
+#: Hubs that a replica remembers: no encrypted one comes near that, since each has a record.
+_MAX_HUBS: Final = 4096
+#: Answers to Recalls that wait for a session to open. A replica sends a Recall each half second at most, and counts the
+#: answers; what further Recalls take back goes into the last one.
+_MAX_EARLY_RETURNS: Final = 16
+#: No message names more credits.
+_MAX_CREDITS: Final = (1 << 53) - 1
 
 #: The handshake travels on both sockets, orders and their acknowledgements on ``input``, all else on ``output``.
 _ON_BOTH: Final = frozenset[type]({Hello, Welcome})
@@ -222,7 +230,8 @@ class HubSession(_Role):
         self._connected: set[SocketName] = set()
         #: The sockets whose Hello of the present number was answered. ``is_open`` only while all were.
         self._welcomed: set[SocketName] = set()
-        #: Credits that came before the session was open, and how many of them each Recall until then took back.
+        #: Credits that came before the session was open, and how many of them each Recall until then took back: at
+        #: most ``_MAX_EARLY_RETURNS`` numbers, each at most ``_MAX_CREDITS``.
         self._early_credits = 0
         self._early_returns: list[int] = []
         #: Whether the replica may still answer what was sent in the last open session.
@@ -286,7 +295,7 @@ class HubSession(_Role):
             return self._receive_recall(message)
         if self.is_open:
             return [CreditsGranted(message.credits, message.queue_length)]
-        self._early_credits += message.credits
+        self._early_credits = min(self._early_credits + message.credits, _MAX_CREDITS)
         return []
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> Sequence[HubAction]:
@@ -335,7 +344,10 @@ class HubSession(_Role):
         # Answered once the session is open: the replica handles nothing on ``input`` before it has our Hello there.
         given_back = min(message.credits, self._early_credits)
         self._early_credits -= given_back
-        self._early_returns.append(given_back)
+        if len(self._early_returns) < _MAX_EARLY_RETURNS:
+            self._early_returns.append(given_back)
+        else:
+            self._early_returns[-1] = min(self._early_returns[-1] + given_back, _MAX_CREDITS)
         return []
 
     def _hello(self, socket: SocketName) -> SendToReplica:
@@ -369,13 +381,18 @@ class ReplicaSessions(_Role):
         super().__init__(epoch=0)
         #: The last Hello of each connection and socket, for whatever epoch; oldest first.
         self._hellos: dict[tuple[SocketName, str], tuple[Peer, Hello]] = {}
-        #: Connections that were given up and may still stand, by name, until they greet again (rule 6).
-        self._given_up: dict[str, Peer] = {}
+        #: The connections in ``_hellos``, by hub and name. That which greeted last is the last of its hub, and so is
+        #: the hub. At most ``_MAX_CONNECTIONS`` each, of ``_MAX_HUBS``.
+        self._connections: dict[str, dict[str, Peer]] = {}
+        #: Connections that were given up and may still stand, by hub and name, until they greet again (rule 6). Bounded
+        #: likewise.
+        self._given_up: dict[str, dict[str, Peer]] = {}
         self.revoked: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return (
-            f"ReplicaSessions(epoch={self.epoch}, connections={len(self.peers())}, given_up={len(self._given_up)}, "
+            f"ReplicaSessions(epoch={self.epoch}, connections={len(self.peers())}, "
+            f"given_up={sum(map(len, self._given_up.values()))}, "
             f"revoked={len(self.revoked)})"
         )
 
@@ -405,16 +422,15 @@ class ReplicaSessions(_Role):
         if peer.hub_id in self.revoked:
             return [MessageRefused(Flaw.REVOKED, hello.epoch)]
         if socket == "output":
-            self._given_up.pop(peer.name, None)
+            _forget(self._given_up, peer)
         self._hellos.pop((socket, peer.name), None)
         self._hellos[socket, peer.name] = peer, hello
-        if len(self._hellos) > _MAX_HELLOS:
-            del self._hellos[next(iter(self._hellos))]
+        ended = [action for each in _remember(self._connections, peer) for action in self.give_up(each, is_gone=False)]
         if not self.epoch:
-            return []
+            return ended
         if hello.epoch != self.epoch:
-            return [MessageRefused(Flaw.EPOCH, hello.epoch)]
-        return self._welcome(socket, peer, hello)
+            return [*ended, MessageRefused(Flaw.EPOCH, hello.epoch)]
+        return [*ended, *self._welcome(socket, peer, hello)]
 
     def peers(self) -> list[Peer]:
         """The connections with a Hello on ``output`` that were not given up since."""
@@ -422,7 +438,17 @@ class ReplicaSessions(_Role):
 
     def probed_peers(self) -> dict[str, Peer]:
         """The connections to probe while nothing else is sent to them, by name: those greeted and those given up."""
-        return self._given_up | {peer.name: peer for peer in self.peers()}
+        given_up = {name: peer for of_hub in self._given_up.values() for name, peer in of_hub.items()}
+        return given_up | {peer.name: peer for peer in self.peers()}
+
+    def connections_of(self, hub_ids: Set[str]) -> list[Peer]:
+        """The connections of these hubs, greeted on either socket or given up."""
+        return [
+            peer
+            for table in (self._connections, self._given_up)
+            for hub in hub_ids
+            for peer in table.get(hub, {}).values()
+        ]
 
     def probe(self, peer: Peer) -> Sequence[ReplicaAction]:
         """The replica's timer: a Welcome on ``output``, which shows the hub our state, and us whether it is there."""
@@ -435,11 +461,10 @@ class ReplicaSessions(_Role):
         """End the connection's session. ``is_gone``: it was lost; else it may stand, and its hub is probed."""
         for socket in SOCKETS:
             self._hellos.pop((socket, peer.name), None)
-        self._given_up.pop(peer.name, None)
+        _forget(self._connections, peer)
+        _forget(self._given_up, peer)
         if not is_gone:
-            self._given_up[peer.name] = peer
-            if len(self._given_up) > _MAX_HELLOS:
-                del self._given_up[next(iter(self._given_up))]
+            _remember(self._given_up, peer)
         return [CloseCredits(peer.name)]
 
     def revoke_hubs(self, hub_ids: Iterable[str]) -> frozenset[str]:
@@ -454,3 +479,26 @@ class ReplicaSessions(_Role):
         if socket == "output" and hello.session:
             return [welcome, OpenCredits(peer.name, hello.session)]
         return [welcome]
+
+
+def _remember(table: dict[str, dict[str, Peer]], peer: Peer) -> list[Peer]:
+    """Make a connection the last of its hub, and return those that are one too many now, which are forgotten.
+
+    They are of the same hub, unless there are too many hubs.
+    """
+    of_hub = table.pop(peer.hub_id, {})
+    table[peer.hub_id] = of_hub
+    of_hub.pop(peer.name, None)
+    of_hub[peer.name] = peer
+    if len(of_hub) > _MAX_CONNECTIONS:
+        return [of_hub.pop(next(iter(of_hub)))]
+    if len(table) > _MAX_HUBS:
+        return list(table.pop(next(iter(table))).values())
+    return []
+
+
+def _forget(table: dict[str, dict[str, Peer]], peer: Peer) -> None:
+    of_hub = table.get(peer.hub_id, {})
+    of_hub.pop(peer.name, None)
+    if not of_hub:
+        table.pop(peer.hub_id, None)

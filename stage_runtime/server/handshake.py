@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -82,6 +82,13 @@ class Handshake:
         self._carry_out([MessageRefused(flaw, message.epoch)])
         return False
 
+    def admits_any(self, epochs: Sequence[int]) -> bool:
+        """Whether any message under these epochs may be handled, as far as they tell; else one is counted."""
+        if any(map(self._protocol.knows_epoch, epochs)):
+            return True
+        self._carry_out([MessageRefused(Flaw.EPOCH, epoch) for epoch in epochs[:1]])
+        return False
+
     def greeted_peers(self) -> list[Peer]:
         """The connections with a Hello on the output socket that were not given up since."""
         return self._protocol.peers()
@@ -89,6 +96,10 @@ class Handshake:
     def probed_peers(self) -> dict[str, Peer]:
         """The connections that get the replica's load while nothing else is sent to them, by name."""
         return self._protocol.probed_peers()
+
+    def connections_of(self, hub_ids: Set[str]) -> list[Peer]:
+        """The connections of these hubs, greeted on either socket or given up."""
+        return self._protocol.connections_of(hub_ids)
 
     def probe(self, peer: Peer) -> None:
         """Send a hub our load, unless it is revoked: only a send shows whether it is still there."""

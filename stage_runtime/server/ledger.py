@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,8 @@ from stage_runtime.server.held_output import HeldOutput
 
 #: How many ended requests are remembered, so that a Submit that comes twice does not run twice.
 _MAX_ENDED: Final = 32_768
+#: For the inputs of all requests of one hub that are in flight, in bytes.
+MOST_BYTES_OF_HUB: Final = 512 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +56,8 @@ class Ticket:
     overdue_at_s: float = float("inf")
     #: Whether the hub stopped the request because its time was over.
     is_overdue: bool = False
+    #: About how much memory its inputs take, in bytes; 0 if little.
+    size_bytes: int = 0
     #: The connection that the last Abort came on, its epoch and its attempt: it is answered when the request has ended.
     abort: tuple[Peer, int, int] | None = None
 
@@ -72,6 +76,8 @@ class Ledger:
         self.tickets: dict[str, Ticket] = {}
         #: Those of them that the engine has parked, the one that was parked first before all others.
         self._parked: dict[str, Ticket] = {}
+        #: About how much memory the inputs of each hub's requests in flight take, in bytes, by hub id.
+        self._bytes_of_hub: Counter[str] = Counter()
         #: Part of every key, so that keys differ also where a hub uses a request id again.
         self._serial = 0
         #: The attempt in flight that counts, by hub id and request id.
@@ -113,6 +119,19 @@ class Ledger:
         self._current[peer.hub_id, request_id] = ticket
         return ticket
 
+    def has_room(self, hub_id: str, more_bytes: int) -> bool:
+        """Whether a hub's requests in flight may take so much more memory. The first of them always may."""
+        taken_bytes = self._bytes_of_hub.get(hub_id, 0)
+        return not taken_bytes or taken_bytes + more_bytes <= MOST_BYTES_OF_HUB
+
+    def resize_ticket(self, ticket: Ticket, size_bytes: int) -> None:
+        """Record how much memory the inputs of a request in flight take."""
+        hub_id = ticket.peer.hub_id
+        self._bytes_of_hub[hub_id] += size_bytes - ticket.size_bytes
+        if not self._bytes_of_hub[hub_id]:
+            del self._bytes_of_hub[hub_id]
+        ticket.size_bytes = size_bytes
+
     def current_ticket(self, hub_id: str, request_id: str) -> Ticket | None:
         """The attempt of a hub's request that is in flight; None if there is none."""
         return self._current.get((hub_id, request_id))
@@ -129,6 +148,8 @@ class Ledger:
         if self.tickets.pop(ticket.key, None) is None:
             return False
         self._parked.pop(ticket.key, None)
+        if ticket.size_bytes:
+            self.resize_ticket(ticket, 0)
         request = ticket.peer.hub_id, ticket.request_id
         if self._current.get(request) is ticket:
             del self._current[request]

@@ -80,6 +80,8 @@ class Peers:
 _HANDSHAKE_MS: Final = 3000
 #: A connection that is silent for so long is asked by the kernel whether its other end is there, each second.
 _KEEPALIVE_S: Final = 1
+#: Frames of a message with too many that are dropped in one turn. ZMQ bounds the size of each, and not their number.
+_MOST_DROPPED: Final = 8192
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
 #: A plain int: converting zmq's own flags would cost time with every message.
@@ -99,6 +101,8 @@ class Router:
     ) -> None:
         """``hubs_of_key`` says which hubs a public key belongs to now; without ``keys`` it is not asked."""
         self._hubs_of_key = hubs_of_key
+        #: Whether the rest of a message that has too many frames is still to be read, and dropped.
+        self._is_amid_message = False
         self.peers = Peers(has_keys=keys is not None)
         self.socket = context.socket(zmq.ROUTER)
         if keys is not None:
@@ -115,9 +119,12 @@ class Router:
     def receive_frame(self) -> tuple[Peer | None, bytes]:
         """The next message and its connection, which is None for a revoked hub.
 
-        Raise zmq.Again if no message waits, WireError if it has more than one frame or a foreign identity.
+        Raise zmq.Again if no message waits, or too much of a refused one to be dropped in one turn; WireError if it
+        has more than one frame or a foreign identity.
         """
         socket = self.socket
+        if self._is_amid_message:
+            self._drop_rest()
         routing_id = socket.recv(zmq.NOBLOCK)
         peer = self.peers.known.get(routing_id)
         if peer is not None:
@@ -153,9 +160,15 @@ class Router:
     def _check_is_last(self) -> None:
         if not self.socket.getsockopt(zmq.RCVMORE):
             return
-        while self.socket.getsockopt(zmq.RCVMORE):
-            self.socket.recv(zmq.NOBLOCK, copy=False)
+        self._is_amid_message = True
         raise WireError("more than one frame")
+
+    def _drop_rest(self) -> None:
+        for _ in range(_MOST_DROPPED):
+            if not self.socket.recv(zmq.NOBLOCK, copy=False).more:
+                self._is_amid_message = False
+                return
+        raise zmq.Again
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> sockets.socket:

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _TICK_MS: Final = 100
 #: Messages taken from one socket before the engine's outcomes get their turn.
 _RECEIVE_BATCH: Final = 64
+#: As many bytes of messages, and the last of them: what is made of 4 MB may take 0.1 s.
+_RECEIVE_BYTES: Final = 512 << 10
 _ACKS_MESSAGES: Final = 4096
 _ACKS_BYTES: Final = 16 << 20
 
@@ -263,9 +265,13 @@ class ReplicaServer:
 
     def _receive(self, router: Router, handle: Callable[[Peer, bytes, float], None], now_s: float) -> bool:
         """Handle a bounded batch, since output must not wait for it. Return whether more messages may wait."""
+        left_bytes = _RECEIVE_BYTES
         for _ in range(_RECEIVE_BATCH):
+            if left_bytes <= 0:
+                break
             try:
                 peer, head = router.receive_frame()
+                left_bytes -= len(head)
                 if peer is None:
                     self.counters["revoked"] += 1
                 else:

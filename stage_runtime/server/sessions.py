@@ -7,6 +7,7 @@ until ``flush_messages``. Outcomes of the engine become messages here, to the hu
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence, Set
@@ -42,7 +43,7 @@ from stage_runtime.lifecycle import Refusal, admit
 from stage_runtime.server.control import ControlCalls
 from stage_runtime.server.credits import NO_LOST_SLOTS
 from stage_runtime.server.handshake import Handshake, ReplicaState
-from stage_runtime.server.ledger import Ledger, Ticket, work_of
+from stage_runtime.server.ledger import MOST_BYTES_OF_HUB, Ledger, Ticket, work_of
 from stage_runtime.server.outbox import Outbox
 from stage_runtime.server.updates import Order, jobs_of
 from stage_runtime.server.waiting_pieces import MOST_WAITING_BYTES, WaitingPieces
@@ -156,6 +157,8 @@ _GONE: Final = "is gone"
 _READS_NOTHING: Final = "reads nothing"
 #: Seconds between two log lines about the same hub that is behind.
 _BEHIND_LOG_S: Final = 60.0
+#: As of a hub of which a connection is given up.
+_GIVEN_UP_LOG_S: Final = 60.0
 #: How attempts end that do not fail.
 OK: Final = "ok"
 CANCELLED: Final = "cancelled"
@@ -168,6 +171,28 @@ _DEADLINE_SLACK_S: Final = 1.0
 _QUIET_S: Final = 5.0
 #: A request ends after so many times ``keep_slot_s`` that its hub has only beyond its share as that is rounded up.
 _ROUNDING_FACTOR: Final = 3
+#: Heads up to this count for nothing, and those up to the next for what they are; what is made of longer ones is
+#: measured.
+_SMALL_BYTES: Final = 16 << 10
+_LARGE_BYTES: Final = 64 << 10
+#: What an object takes, about: a number 32 bytes, an empty mapping 80.
+_OBJECT_BYTES: Final = 64
+_NO_ROOM: Final = Refusal(
+    FailureKind.OVERLOADED,
+    f"the inputs of its hub's requests take all of the {MOST_BYTES_OF_HUB >> 20} MiB that they may take here together",
+)
+
+
+def _decode_large(head: bytes) -> tuple[list[wire.ToReplica], int]:
+    """The messages of a long head, and about how much memory each takes, in bytes.
+
+    Pictures and texts take what their frame does, numbers and mappings up to 70 times as much.
+    """
+    before = sys.getallocatedblocks()
+    messages = wire.decode_to_replica((head,))
+    # Other threads may have freed theirs meanwhile.
+    objects = max(0, sys.getallocatedblocks() - before)
+    return messages, (len(head) + objects * _OBJECT_BYTES) // len(messages)
 
 
 class Sessions:
@@ -190,6 +215,8 @@ class Sessions:
         self._acks = acks
         self._replies = replies
         self.ledger = Ledger()
+        #: About how much memory the message takes that is being handled, in bytes; 0 for a small one.
+        self._size_bytes = 0
         self.calls = ControlCalls(state.life_state, lambda: len(self.ledger), counters, self._answer_call)
         self._state = state = ReplicaState(self.calls.life_state, state.capacity)
         self.handshake = Handshake(state, self.ledger, counters, acks, replies)
@@ -227,7 +254,15 @@ class Sessions:
         self._replies.flush_peer(peer.name, now_s)
 
     def _receive(self, socket: SocketName, peer: Peer, head: bytes, now_s: float) -> None:
-        for message in wire.decode_to_replica((head,)):
+        size_bytes = len(head)
+        if size_bytes <= _LARGE_BYTES:
+            messages = wire.decode_to_replica((head,))
+            self._size_bytes = 0 if size_bytes <= _SMALL_BYTES else size_bytes // len(messages)
+        elif self.handshake.admits_any(wire.epochs_of(head)):
+            messages, self._size_bytes = _decode_large(head)
+        else:
+            return
+        for message in messages:
             if self.handshake.admits(socket, message):
                 self._handle(socket, peer, message, now_s)
 
@@ -252,6 +287,9 @@ class Sessions:
             if counted is None:
                 return
             order = counted
+        if isinstance(order, wire.Update) and not self.ledger.has_room(peer.hub_id, self._size_bytes):
+            self._reject_update(peer, order)
+            return
         answer, jobs = jobs_of(self.ledger, peer, order)
         self._to_do += jobs
         if jobs and isinstance(order, wire.Update | wire.Pause):
@@ -267,6 +305,19 @@ class Sessions:
         ticket.quiet_s = 0.0
         if isinstance(order, wire.Update):
             ticket.active_at_s = self._now_s
+            self.ledger.resize_ticket(ticket, max(ticket.size_bytes, self._size_bytes))
+
+    def _reject_update(self, peer: Peer, update: wire.Update) -> None:
+        rejected = wire.Rejected(
+            epoch=update.epoch,
+            request_id=update.request_id,
+            attempt=update.attempt,
+            kind=_NO_ROOM.kind,
+            reason=_NO_ROOM.reason,
+            queue_length=len(self.ledger),
+        )
+        self._counters[f"rejected_{_NO_ROOM.kind}"] += 1
+        self._acknowledge(peer, rejected)
 
     def _count_piece(self, peer: Peer, feed: wire.Feed) -> wire.Feed | None:
         """The piece as the engine is to hear of it; None if its request has ended, since too much waits for engines.
@@ -307,6 +358,8 @@ class Sessions:
         # A parked request waits for its client and for no slot, so it must not keep others out.
         refusal = admit(self._state.life_state(), len(self.ledger) - self.ledger.parked_count, limit)
         spends_voided = refusal is None and self._spends_voided(peer, submit, now_s)
+        if self._size_bytes and refusal is None and not self.ledger.has_room(peer.hub_id, self._size_bytes):
+            refusal = _NO_ROOM
         if refusal is None and not (spends_voided or self._may_take_slot(peer, submit)):
             told = "it came without a credit, and its hub has its share of the slots; other hubs want theirs"
             refusal = Refusal(FailureKind.OVERLOADED, told)
@@ -318,6 +371,8 @@ class Sessions:
             # The hub has given the earlier attempt up, and drops its frames by their attempt's number.
             self._to_do.append(Cancel(earlier.key))
         ticket = self.ledger.open_ticket(peer, submit.request_id, submit.attempt, submit.epoch)
+        if self._size_bytes:
+            self.ledger.resize_ticket(ticket, self._size_bytes)
         ticket.is_covered = self._credits.begin_request(peer.name, credit=submit.credit) or spends_voided
         ticket.active_at_s = now_s
         ticket.open_streams.update(submit.stream_from)
@@ -629,7 +684,7 @@ class Sessions:
         names = {
             *self._acks.waiting_peers(),
             *self._replies.waiting_peers(),
-            *(peer.name for peer in self.handshake.greeted_peers()),
+            *(peer.name for peer in self.handshake.connections_of(added)),
         }
         names |= {ticket.peer.name for ticket in self.ledger.tickets.values()}
         names |= {peer.name for peer in self.calls.calling_peers()}
@@ -646,7 +701,11 @@ class Sessions:
         self._to_do += (Cancel(key) for key in self.calls.drop_calls(peer.name))
         dropped = self._replies.drop_peer(peer.name)
         self._counters["hubs_given_up"] += 1
-        logger.warning("server.hub_given_up hub=%s %s requests=%d messages=%d", peer.hub_id, why, len(tickets), dropped)
+        if self._log_once.should((peer.hub_id, why), _GIVEN_UP_LOG_S):
+            text = (
+                "server.hub_given_up hub=%s %s requests=%d messages=%d (within a minute others of it are only counted)"
+            )
+            logger.warning(text, peer.hub_id, why, len(tickets), dropped)
         self.outcomes[CANCELLED] += len(tickets)
         for ticket in tickets:
             # Nobody is there to hear of it.

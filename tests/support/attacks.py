@@ -267,6 +267,14 @@ ATTACKS: Final = (
     ),
     Attack("Q5", "thousands of conversations in one batch of chats", "refused before it costs"),
     Attack(
+        "Q20", "a replica takes credits back without end before it welcomes its hub", "a few answers; all are served"
+    ),
+    Attack("Q21", "a hub sends a replica messages of millions of maps", "refused before they are decoded"),
+    Attack("Q22", "a hub sends large messages for another life of a replica", "dropped unread; others are served"),
+    Attack("Q23", "a hub fills a replica's memory with requests that wait", "512 MiB a hub; the others are refused"),
+    Attack("Q24", "a hub makes connections without end, and lets them go", "it has 16; others keep theirs"),
+    Attack("Q25", "one message of hundreds of thousands of frames, from a hub or a replica", "dropped, in turns"),
+    Attack(
         "Q40", "old records that grow, or get a lease, once younger ones serve", "they come anew; the others serve on"
     ),
     Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),

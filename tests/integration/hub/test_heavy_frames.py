@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from hub.config import HubConfig
 from hub.replicas.events import FrameDropped
 from hub.replicas.long_turns import LongTurns
-from hub.replicas.sockets import LoopSocket
+from hub.replicas.resolver import Resolver
+from hub.replicas.sockets import DealerConnection, LoopSocket
 from omni_discovery import wire
 from tests.support.hub import Hub
 from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
@@ -214,3 +216,98 @@ async def test_a_socket_rests_for_the_events_that_it_has_posted() -> None:
         socket.close()
         far.close(linger=0)
         context.term()
+
+
+FRAMES = 300_000
+
+
+@pytest.mark.attack("Q25")
+async def test_a_message_of_very_many_frames_is_read_in_turns_and_what_comes_behind_it_is_heard() -> None:
+    """1. a message of 300 000 frames comes, then another: of the first there is one frame more than it may have
+    2. the second is heard; between any two looks the loop was free; one of 17 frames is whole
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heard: list[list[bytes]] = []
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.bind("inproc://frames")
+    far.connect("inproc://frames")
+    socket = LoopSocket(near, heard.append)
+    try:
+        far.send_multipart([b""] * FRAMES)
+        far.send_multipart([b"%d" % number for number in range(17)])
+        longest_s, end_s = 0.0, time.monotonic() + 60.0
+        while len(heard) < 2 and time.monotonic() < end_s:
+            began_s = time.thread_time()
+            await asyncio.sleep(0.001)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+        assert heard == [[b""] * 18, [b"%d" % number for number in range(17)]]
+        assert longest_s < 0.08
+    finally:
+        socket.close()
+        far.close(linger=0)
+        context.term()
+
+
+@pytest.mark.attack("Q25")
+async def test_a_connection_is_not_given_up_in_the_middle_of_a_message() -> None:
+    """1. a replica sends a message of very many frames; 2. while it is being read, the connection is to be made anew
+    3. that waits for the end of the message: libzmq would end the process; 4. then it is made anew, and used
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listener = Listener()
+    router = context.socket(zmq.ROUTER)
+    router.router_handover = True
+    router.linger = 0
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    config = HubConfig(reconnect_min_s=0.01, reconnect_max_s=0.05, connect_timeout_s=0.5)
+    connection = DealerConnection(
+        context, "output", f"tcp://127.0.0.1:{port}", "h/1", None, config, listener, Resolver(), LongTurns()
+    )
+    try:
+        async with asyncio.timeout(60.0):
+            while not listener.made:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            router.send_multipart([b"h/1", *[b""] * FRAMES])
+            while not connection._dealer.is_amid_message:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            # What was received of the message at once is less than all.
+            connection._dealer.drain = lambda: None  # type: ignore[method-assign]
+            connection.drop()
+            assert listener.lost == 1
+            assert connection._dealer.is_amid_message
+            connection.reconnect_if_due(time.monotonic() + 100.0)
+            assert connection._dealer.is_amid_message
+            while listener.made < 2:
+                await asyncio.sleep(0.01)
+                connection.reconnect_if_due(asyncio.get_running_loop().time())
+            connection.send([b"well"])
+            assert await asyncio.to_thread(router.poll, 10_000)
+            assert router.recv_multipart() == [b"h/1", b"well"]
+            assert [len(frames) for frames in listener.heard] == [18]
+    finally:
+        connection.close()
+        router.close()
+        context.term()
+
+
+class Listener:
+    """Counts what happens to a connection."""
+
+    def __init__(self) -> None:
+        self.made = self.lost = 0
+        self.heard: list[list[bytes]] = []
+
+    def frames_received(self, name: str, frames: list[bytes]) -> None:
+        self.heard.append(frames)
+
+    def connection_made(self, name: str) -> None:
+        self.made += 1
+
+    def connection_lost(self, name: str) -> None:
+        self.lost += 1
+
+    def connection_missed(self) -> None:
+        """Tried again."""
+
+    def fell_silent(self) -> None:
+        """There are no heartbeats."""

@@ -65,3 +65,10 @@ def test_texts_are_not_counted_where_there_are_no_more_maps_and_arrays_than_may_
     packed = msgspec.msgpack.encode(["a", "b"])
     assert not has_too_many_containers(packed, 1)
     assert has_too_many_containers(packed, 0)
+
+
+@pytest.mark.attack("Q21")
+def test_texts_whose_lengths_are_written_with_more_bytes_than_they_need_are_not_counted_one_by_one() -> None:
+    assert has_too_many_containers(b"\xdd\x00\x04\x00\x00" + b"\xd9\x00\x80" * (1 << 18), 1 << 17)
+    text = msgspec.msgpack.encode(["\x80" * 16] * (1 << 17))
+    assert not has_too_many_containers(text, 1 << 18)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from omni_discovery import wire
 from omni_discovery.errors import WireError
+from omni_discovery.wire.containers import MAX_CONTAINERS_TO_REPLICA
 
 REF = wire.PayloadRef(from_stage=0, to_stage=1, key="k", connector="c", size_bytes=3, metadata={"inline": b"\0\1"})
 
@@ -240,3 +241,68 @@ def test_a_batch_may_hold_one_message_and_not_none() -> None:
     assert messages == [FROM_REPLICA[0]]
     with pytest.raises(WireError, match="a batch of 0 messages"):
         wire.decode_from_replica([one[:1] + b"\x90"])
+
+
+def with_inputs(packed: bytes, epoch: int = 7) -> bytes:
+    """The head of a Submit whose inputs have these bytes as their only value."""
+    head = wire.encode(wire.Submit(epoch=epoch, request_id="r", inputs={"x": 0}))
+    place = head.index(b"\xa1x\x00") + 2
+    return head[:place] + packed + head[place + 1 :]
+
+
+@pytest.mark.attack("Q21")
+def test_a_head_of_a_hub_with_millions_of_maps_is_refused_before_it_is_decoded() -> None:
+    """Each is 4 MB in a frame and 300 MB decoded. A hub does not encode such a one, and its client hears why."""
+    for count, fits in (
+        (MAX_CONTAINERS_TO_REPLICA - 100, True),
+        (MAX_CONTAINERS_TO_REPLICA, False),
+        (4_100_000, False),
+    ):
+        head = with_inputs(b"\xdd" + count.to_bytes(4, "big") + b"\x80" * count)
+        if fits:
+            assert len(wire.decode_to_replica([head])) == 1
+            continue
+        tracemalloc.start()
+        try:
+            with pytest.raises(WireError, match="maps, arrays and texts"):
+                wire.decode_to_replica([head])
+            assert tracemalloc.get_traced_memory()[1] < 40 << 20
+        finally:
+            tracemalloc.stop()
+    with pytest.raises(WireError, match="maps, arrays and texts"):
+        wire.encode(wire.Submit(epoch=7, request_id="r", inputs={"x": [{}] * MAX_CONTAINERS_TO_REPLICA}))
+
+
+def test_the_largest_honest_inputs_pass() -> None:
+    """Token ids, allowed tokens, a chat of 50 000 objects, a picture: as much of each as the API of a hub takes."""
+    inputs: list[dict[str, Any]] = [
+        {"prompt_token_ids": [150_000 - (number % 100_000) for number in range(1 << 19)]},
+        {"prompt_token_ids": [1] * 131_072, "allowed_token_ids": list(range(1 << 18))},
+        {"messages": [{"role": "user", "content": "a"}] * 50_000},
+        {"messages": [{"role": "user", "content": [{"image_url": {"url": "A" * (3 << 20)}}]}]},
+        {"prompt": "\u7684" * (1 << 20)},
+    ]
+    for each in inputs:
+        submit = wire.Submit(epoch=7, request_id="r", inputs=each)
+        assert wire.decode_to_replica([wire.encode(submit)]) == [submit]
+
+
+@given(st.lists(st.integers(0, (1 << 53) - 1), min_size=1, max_size=20))
+def test_the_epochs_of_a_head_are_told_without_the_rest(epochs: list[int]) -> None:
+    kinds = [
+        lambda epoch: wire.Submit(epoch=epoch, request_id="r", inputs={"epoch": 3}),
+        lambda epoch: wire.Hello(epoch=epoch, hub_id="h"),
+        lambda epoch: wire.WantCredits(epoch=epoch, session=1, waiting=2),
+    ]
+    heads = [wire.encode(kinds[place % 3](epoch)) for place, epoch in enumerate(epochs)]
+    assert [wire.epochs_of(head) for head in heads] == [[epoch] for epoch in epochs]
+    assert wire.epochs_of(wire.join(heads)) == epochs
+    assert wire.epochs_of(with_inputs(b"\xc1", epochs[0])) == epochs[:1]
+
+
+@pytest.mark.parametrize(
+    "head", [b"\x01", b"\x02\x81\xa5epoch\x01", b"\x01\x80", b"\x01\x81\xa5epoch\xa1a", b"\x01\x90"]
+)
+def test_a_head_without_an_epoch_is_refused(head: bytes) -> None:
+    with pytest.raises(WireError):
+        wire.epochs_of(head)

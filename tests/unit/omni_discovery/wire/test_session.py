@@ -142,6 +142,38 @@ def test_a_recall_that_comes_before_the_session_is_up_is_answered_once_it_is() -
     assert session.receive("output", recall(1, 4)) == [CreditsRecalled(1, 4)]
 
 
+@pytest.mark.attack("Q20")
+def test_recalls_without_end_before_the_session_is_up_are_answered_by_a_few_messages() -> None:
+    """1. a replica that holds its Welcome back lends 5000 credits, and recalls them one by one
+    2. it then lends and recalls as many as a message can name, again and again
+    3. at the Welcome at most 16 messages leave; they return every credit, and each can be encoded
+    """
+    session = new()
+    session.receive("output", welcome())
+    session.receive("output", grant(1, credits_=5000))
+    for _ in range(5000):
+        assert session.receive("output", recall(1, 1)) == []
+    *sent, last = session.receive("input", welcome())
+    assert last == SessionOpened(0, is_gated=True)
+    returns = [each.message for each in sent if isinstance(each, SendToReplica)]
+    assert len(returns) == len(sent) <= 16
+    assert sum(each.credits for each in returns if isinstance(each, wire.ReturnCredits)) == 5000
+
+    session = new()
+    session.receive("output", welcome())
+    most = (1 << 53) - 1
+    for _ in range(5000):
+        session.receive("output", grant(1, credits_=most))
+        session.receive("output", recall(1, most))
+    for _ in range(5000):
+        session.receive("output", grant(1, credits_=most))
+    *sent, granted = session.receive("input", welcome())
+    assert granted == CreditsGranted(most, 0)
+    for each in sent[:-1]:
+        assert isinstance(each, SendToReplica)
+        assert wire.decode_to_replica([wire.encode(each.message)]) == [each.message]
+
+
 def test_credits_are_wanted_and_returned_in_the_present_session_only() -> None:
     session = new()
     assert session.want_credits(3, 0.5) == session.return_credits(1, 1) == []
@@ -249,6 +281,51 @@ def test_work_begins_under_the_present_epoch_and_may_end_under_an_earlier_one() 
     replica.begin_epoch(9)
     assert (replica.flaw_of("input", submit), replica.flaw_of("input", abort)) == (Flaw.EPOCH, None)
     assert replica.flaw_of("output", abort) is Flaw.MISPLACED
+
+
+@pytest.mark.attack("Q24")
+def test_one_connection_of_a_hub_too_many_ends_the_oldest_of_the_same_hub() -> None:
+    """1. a hub has 16 connections, and another hub one that is older; 2. a 17th: the first one's credits are void
+    3. it is told by the next probe; one that greets again is the newest
+    """
+    replica = ReplicaSessions()
+    replica.begin_epoch(7)
+    replica.receive_hello("output", HUB, hello())
+    peers = [Peer(f"e/{number:016x}", "e") for number in range(18)]
+    for peer in peers[:16]:
+        assert CloseCredits(peer.name) not in replica.receive_hello("output", peer, hello(hub_id="e"))
+    replica.receive_hello("output", peers[0], hello(hub_id="e"))
+    for came, ended in ((peers[16], peers[1]), (peers[17], peers[2])):
+        assert replica.receive_hello("output", came, hello(hub_id="e")) == [
+            CloseCredits(ended.name),
+            SendWelcome("output", came, 7, 1),
+            OpenCredits(came.name, 1),
+        ]
+        assert replica.probe(ended) == [SendWelcome("output", ended, 7, 0)]
+    assert set(replica.peers()) == {HUB, peers[0], *peers[3:]}
+    assert set(replica.probed_peers()) == {HUB.name, *(peer.name for peer in peers)}
+
+
+@pytest.mark.attack("Q24")
+def test_what_is_remembered_of_given_up_connections_is_bounded_by_hub() -> None:
+    replica = ReplicaSessions()
+    replica.begin_epoch(7)
+    replica.receive_hello("output", HUB, hello())
+    replica.give_up(HUB, is_gone=False)
+    for number in range(5000):
+        replica.receive_hello("input", Peer(f"e/{number:016x}", "e"), hello(hub_id="e"))
+    assert len(replica.connections_of({"e"})) == 32
+    assert replica.connections_of({"h"}) == [HUB]
+
+
+def test_of_more_hubs_than_there_can_be_the_one_goes_that_greeted_longest_ago() -> None:
+    """Without encryption a hub's id is whatever it says."""
+    replica = ReplicaSessions()
+    replica.begin_epoch(7)
+    for number in range(4097):
+        actions = replica.receive_hello("output", Peer(f"{number}/t", str(number)), hello(hub_id=str(number)))
+    assert actions[0] == CloseCredits("0/t")
+    assert len(replica.peers()) == 4096
 
 
 def test_a_hub_that_is_given_up_is_probed_until_it_greets_again_unless_it_is_gone() -> None:

@@ -629,7 +629,7 @@ def test_a_hub_alone_may_queue_requests_without_credits() -> None:
 
 
 def greet(replica: Replica, hub_id: str, session: int = 1, now_s: float = 0.0) -> None:
-    hello = wire.Hello(hub_id=hub_id, epoch=7, session=session)
+    hello = wire.Hello(hub_id=hub_id.partition("/")[0], epoch=7, session=session)
     replica.hears(hub_id, hello, now_s)
     replica.hears_on_output(hub_id, hello, now_s)
 
@@ -817,3 +817,109 @@ def test_a_frame_that_is_wrong_counts_as_what_is_wrong_with_it() -> None:
     replica.sessions.revoke_hubs(frozenset({"gone"}))
     replica.hears("gone/1", wire.Hello(hub_id="gone", epoch=7))
     assert (replica.counters["wrong_epoch"], replica.counters["revoked"]) == (1, 1)
+
+
+def large(request_id: str, epoch: int = 7, *, is_whole: bool = True) -> bytes:
+    """The head of a Submit with 200 000 empty maps."""
+    head = wire.encode(wire.Submit(epoch=epoch, request_id=request_id, inputs={"x": 0}))
+    place = head.index(b"\xa1x\x00") + 2
+    maps = b"\xdd" + (200_000).to_bytes(4, "big") + b"\x80" * 200_000
+    return head[:place] + (maps if is_whole else b"\xc1" + maps) + head[place + 1 :]
+
+
+@pytest.mark.attack("Q22")
+def test_a_large_message_for_another_life_is_dropped_before_it_is_decoded() -> None:
+    """The bytes are no valid message: for the present life they are refused, for another they are not looked at."""
+    replica = Replica()
+    peer = Peer("h", "h")
+    with pytest.raises(WireError):
+        replica.sessions.on_input(peer, large("r", is_whole=False), 0.0)
+    for _ in range(3):
+        replica.sessions.on_input(peer, large("r", epoch=6, is_whole=False), 0.0)
+    assert replica.counters["wrong_epoch"] == 3
+
+
+@pytest.mark.attack("Q23")
+def test_the_inputs_of_a_hubs_requests_take_a_bounded_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. two requests of 14 MB each, where a hub may have 20 MiB: the second is refused, as overloaded
+    2. a small one of that hub, and a large one of another hub, are accepted
+    3. the first ends: there is room again
+    """
+    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 20 << 20)
+    replica = Replica()
+
+    def submit(request_id: str, hub_id: str = "h") -> list[wire.FromReplica]:
+        before = len(replica.said)
+        replica.sessions.on_input(Peer(hub_id, hub_id), large(request_id), 0.0)
+        replica.sessions.flush_messages(0.0)
+        return [said[2] for said in replica.said[before:]]
+
+    assert isinstance(submit("a")[0], wire.Accepted)
+    (rejected,) = submit("b")
+    assert isinstance(rejected, wire.Rejected)
+    assert (rejected.kind, "512 MiB" in rejected.reason) == (FailureKind.OVERLOADED, True)
+    assert isinstance(replica.submit("small")[0], wire.Accepted)
+    assert isinstance(submit("c", "other")[0], wire.Accepted)
+    for work in replica.works():
+        replica.delivers(Finished(work.key, "stop"))
+    assert isinstance(submit("d")[0], wire.Accepted)
+
+
+@pytest.mark.attack("Q23")
+def test_a_segment_takes_of_its_hubs_memory_as_a_request_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 30_000)
+    replica = Replica()
+    for name in "ab":
+        replica.submit(name, segmented=True)
+    for work in replica.works():
+        replica.delivers(SegmentEnded(work.key, "stop"))
+    first = wire.Update(epoch=7, request_id="a", attempt=0, segment=1, inputs={"text": "x" * 20_000})
+    assert isinstance(replica.hears("h", first)[0], wire.Accepted)
+    update = msgspec.structs.replace(first, request_id="b")
+    (rejected,) = replica.hears("h", update)
+    assert isinstance(rejected, wire.Rejected)
+    assert rejected.kind is FailureKind.OVERLOADED
+    assert isinstance(replica.hears("h", msgspec.structs.replace(update, inputs={"text": "x"}))[0], wire.Accepted)
+
+
+def accounts(replica: Replica) -> set[str]:
+    """The connections that credits may be lent to."""
+    return set(replica.sessions.handshake.credits._accounts)
+
+
+@pytest.mark.attack("Q24")
+def test_connections_of_one_hub_that_come_and_go_cost_no_other_hub_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """1. 300 honest hubs have greeted, then one hub connects 5000 times, and each connection goes
+    2. the honest ones are all known, with an account each; of the hostile one there are 16
+    3. it is revoked: none of its accounts is left; 4. the log has few lines of all that
+    """
+    replica = Replica()
+    for number in range(300):
+        greet(replica, f"good{number}/{number:016x}")
+    for number in range(5000):
+        name = f"evil/{number:016x}"
+        greet(replica, name, now_s=number / 100)
+        if number >= 100:
+            replica.gone.add(f"evil/{number - 100:016x}")
+        if number % 100 == 99:
+            replica.tick(number / 100)
+    known = {peer.name for peer in replica.sessions.handshake.greeted_peers()}
+    good = {f"good{number}/{number:016x}" for number in range(300)}
+    assert good < known
+    assert known == accounts(replica) == good | {f"evil/{number:016x}" for number in range(4984, 5000)}
+    replica.sessions.revoke_hubs(frozenset({"evil"}))
+    assert accounts(replica) == good
+    assert sum("server.hub_given_up" in line for line in caplog.messages) <= 4
+
+
+@pytest.mark.attack("Q24")
+def test_a_revoked_hub_has_no_account_and_no_connection_left_whichever_socket_it_greeted_on() -> None:
+    replica = Replica()
+    for number in range(40):
+        replica.hears(f"evil/{number:016x}", wire.Hello(epoch=7, hub_id="evil", session=1))
+        if number % 2:
+            greet(replica, f"evil/{number:016x}")
+    assert len(replica.sessions.handshake.connections_of({"evil"})) <= 32
+    replica.sessions.revoke_hubs(frozenset({"evil"}))
+    assert accounts(replica) == set()
+    assert replica.sessions.handshake.greeted_peers() == []
