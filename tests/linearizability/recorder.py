@@ -80,10 +80,10 @@ class RecordedKV:
             key, write, self._kv.put(key, value, lease_id), lambda revision: Answer(True, revision=revision)
         )
 
-    async def create(self, key: str, value: bytes, lease_id: int = 0) -> Claim:
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
         """See KVStore."""
         write = Write(value, lease_id, expected=0)
-        return await self._write(key, write, self._kv.create(key, value, lease_id), _of_claim)
+        return await self._write(key, write, self._kv.create(key, value, lease_id, also_read=also_read), _of_claim)
 
     async def compare_and_put(
         self, key: str, value: bytes, mod_revision: int, lease_id: int = 0, *, held: Condition | None = None

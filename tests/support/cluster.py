@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -87,12 +87,16 @@ class Member:
 
 
 class EtcdCluster:
-    """Three members. Every method returns once Docker has done it; ``wait_serving`` waits for the cluster."""
+    """Three members. Every method returns once Docker has done it; ``wait_serving`` waits for the cluster.
 
-    def __init__(self, image: str) -> None:
+    ``flags`` are further ones of etcd's. ``subnet`` is the first three numbers of our network with the members.
+    """
+
+    def __init__(self, image: str, flags: Sequence[str] = ()) -> None:
         self._image = image
+        self._more = tuple(flags)
         self._stack = ExitStack()
-        self._subnet = ""
+        self.subnet = ""
         self.members: list[Member] = []
 
     @property
@@ -104,7 +108,7 @@ class EtcdCluster:
 
         try:
             self._peers = self._stack.enter_context(Network())
-            self._subnet, self._clients = _network_with_fixed_addresses(self._stack)
+            self.subnet, self._clients = _network_with_fixed_addresses(self._stack)
             self._stack.callback(self._remove_members)
             self._make_members()
         except BaseException:
@@ -128,6 +132,38 @@ class EtcdCluster:
 
     def join_again(self, member: Member) -> None:
         self._peers.connect(member.container.get_container_id(), [f"etcd-{member.number}"])
+
+    def disconnect(self, member: Member) -> None:
+        """Take a member's ways to its peers and to us."""
+        self.cut_off(member)
+        self._clients._unwrap_network.disconnect(member.container.get_container_id(), force=True)
+
+    def connect(self, member: Member) -> None:
+        """Undo ``disconnect``."""
+        self._join_clients(member.number, member.container)
+        self.join_again(member)
+
+    def lose_data(self, member: Member) -> None:
+        """A member's machine is gone with its disk; the others go on."""
+        member.kill()
+        member.container.stop()
+
+    def replace(self, member: Member) -> None:
+        """What an operator does after ``lose_data``: an empty member takes the lost one's place and addresses."""
+        others = [each for each in self.members if each is not member]
+        listed = json.loads(etcdctl(others[0].endpoint, "member", "list", "-wjson"))["members"]
+        (lost,) = (each["ID"] for each in listed if each["name"] == f"etcd-{member.number}")
+        etcdctl(others[0].endpoint, "member", "remove", f"{lost:x}")
+        peer = f"--peer-urls=http://etcd-{member.number}:2380"
+        # Refused until the others have been connected to each other for some seconds.
+        _again(lambda: etcdctl(others[0].endpoint, "member", "add", f"etcd-{member.number}", peer))
+        new = self._make_member(member.number, "later", "--initial-cluster-state=existing")
+        member.container = new.container
+
+    @property
+    def bridge(self) -> str:
+        """The interface here that leads to the members."""
+        return f"br-{self._clients.id[:12]}"
 
     def mend(self) -> None:
         """Whatever a test did, or left undone when it failed: all members run, and joined."""
@@ -165,20 +201,23 @@ class EtcdCluster:
             self.members.append(self._make_member(number, token))
         self.wait_serving()
 
-    def _make_member(self, number: int, token: str) -> Member:
+    def _make_member(self, number: int, token: str, *more: str) -> Member:
         from testcontainers.core.container import DockerContainer
 
         container = DockerContainer(
             self._image,
-            command=_flags(number, token),  # type: ignore[arg-type]  # a list, as Docker takes it
+            command=[*_flags(number, token), *self._more, *more],  # type: ignore[arg-type]  # a list, as Docker takes it
             network=self._peers,
             network_aliases=[f"etcd-{number}"],
         )
         container.start()
+        return Member(number, container, f"{self._join_clients(number, container)}:2379")
+
+    def _join_clients(self, number: int, container: Any) -> str:
         # The same address for each life of a member.
-        address = f"{self._subnet}.{10 + number}"
+        address = f"{self.subnet}.{10 + number}"
         self._clients._unwrap_network.connect(container.get_container_id(), ipv4_address=address)
-        return Member(number, container, f"{address}:2379")
+        return address
 
     def _remove_members(self) -> None:
         for member in self.members:
@@ -220,6 +259,19 @@ def _flags(number: int, token: str) -> list[str]:
         "--election-timeout=500",
         "--log-level=error",
     ]
+
+
+def _again(act: Callable[[], object]) -> None:
+    """Try until it works, for 20 s."""
+    deadline_s = time.monotonic() + 20.0
+    while True:
+        try:
+            act()
+            return
+        except subprocess.CalledProcessError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.5)
 
 
 def _is_leader(endpoint: str) -> bool:
