@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
 import random
@@ -14,13 +15,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
 from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.etcd.http import get_text
 from omni_discovery.etcd.store import EtcdKV
-from omni_discovery.records.keys import hub_key
+from omni_discovery.records.keys import hub_key, replica_key
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from tests.support.population import Population
 from tests.support.processes import wait_for
 from tests.support.proxy import TcpProxy
@@ -136,19 +139,26 @@ def test_renewals_are_three_per_ttl_and_no_more(endpoint: str, namespace: str) -
 
 
 def test_a_hub_that_starts_on_a_large_namespace_is_there_soon(endpoint: str, namespace: str) -> None:
+    """4000 replicas and 1000 hubs: less than the most that a view reads of each."""
+    record = ReplicaRecord(stage_id=0, replica_id=0, input_addr="i", output_addr="o", status=ReplicaStatus.UP)
+    records: dict[str, HubRecord | ReplicaRecord] = {}
+    for number in range(1000):
+        records[hub_key(namespace, f"h{number}")] = HubRecord(hub_id=f"h{number}")
+    for number in range(4000):
+        records[replica_key(namespace, 0, number)] = msgspec.structs.replace(record, replica_id=number)
+
     async def fill() -> None:
         kv = EtcdKV(endpoint, try_timeout_s=10.0)
-        for begin in range(0, 5000, 250):
-            names = [f"h{number}" for number in range(begin, begin + 250)]
-            await asyncio.gather(
-                *(kv.put(hub_key(namespace, name), f'{{"hub_id": "{name}"}}'.encode()) for name in names)
-            )
+        left = iter(records.items())
+        while some := list(itertools.islice(left, 250)):
+            await asyncio.gather(*(kv.put(key, encode_record(value)) for key, value in some))
         await kv.close()
 
     asyncio.run(fill())
     began_s = time.monotonic()
     with OmniCoordClientForHub(endpoint, namespace=namespace) as hub:
-        assert len(hub.wait_synced(10.0).hubs) == 5000
+        view = hub.wait_synced(10.0)
+        assert (len(view.replicas), len(view.hubs)) == (4000, 1000)
         assert time.monotonic() - began_s < soon_s(3.0)
 
 
