@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import os
@@ -120,6 +121,28 @@ def _picking(_: Path) -> Iterator[Figures]:
         yield found
 
 
+def _paths(_: Path, turn_s: float = 0.06) -> Iterator[Figures]:
+    """The hot paths that ``tests.guard`` counts, without sockets, by the processor time of one turn."""
+    from tests.guard.paths import PATHS, REFERENCE
+
+    # Some want a loop to be there, of which they get no turn.
+    asyncio._set_running_loop(asyncio.new_event_loop())
+    runs = {path.name: (path.make(), path.turns) for path in (REFERENCE, *PATHS)}
+
+    def us(run: Callable[[int], None], turns: int) -> float:
+        gc.collect()
+        before_s = time.process_time()
+        run(turns)
+        return 1e6 * (time.process_time() - before_s) / turns
+
+    for name, (run, turns) in runs.items():
+        run(turns)
+        runs[name] = run, max(1, int(1e6 * turn_s / us(run, turns)))
+    gc.freeze()
+    while True:
+        yield {f"{name} us": us(run, turns) for name, (run, turns) in runs.items()}
+
+
 def _engine_loop(_: Path) -> Iterator[Figures]:
     """What the engine loop adds beside vLLM's step, and the whole step, by the processor time of its thread."""
     from tests.bench import engine_loop
@@ -139,6 +162,7 @@ SUBJECTS: Final[dict[str, Callable[[Path], Iterator[Figures]]]] = {
     "orchestrator": _orchestrator,
     "data_plane": _data_plane,
     "picking": _picking,
+    "paths": _paths,
     "engine_loop": _engine_loop,
 }
 
