@@ -234,4 +234,28 @@ EQUIVALENT: Final[dict[tuple[str, str, str, str], str]] = {
         "if self._wanting or self.free < 0:",
         "if self._wanting or self.free <= 0:",
     ): "where no slot is missing and nobody wants one, none is asked back",
+    (
+        "hub/orchestrator/deploy_versions.py",
+        "DeployVersions.choose",
+        "if len(self._releases) == 1:",
+        "if False:",
+    ): "of one there is no other to be chosen; asked first for speed",
+    (
+        "stage_runtime/server/ledger.py",
+        "Ledger.has_seen_attempt",
+        "return attempt <= self._ended.get((peer.name, request_id), -1)",
+        "return attempt <= self._ended.get((peer.name, request_id), -2)",
+    ): "attempts count from 0",
+    (
+        "stage_runtime/server/ledger.py",
+        "Ledger.bar_attempts",
+        "self._ended[request] = max(attempt, self._ended.pop(request, -1))",
+        "self._ended[request] = max(attempt, self._ended.pop(request, -2))",
+    ): "attempts count from 0",
+    (
+        "stage_runtime/server/ledger.py",
+        "Ledger.close_ticket",
+        "if ticket.size_bytes:",
+        "if True:",
+    ): "of nothing nothing is given back; asked first for speed",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hub.orchestrator.deploy_versions import DeployVersion, DeployVersions
@@ -263,3 +264,12 @@ def test_a_document_with_other_inputs_or_outputs_is_not_followed() -> None:
         scene = Scene()
         scene.releases.apply_document(encode_deploy(parse_deploy(text, "test")))
         assert scene.releases.problem.startswith(f"it has other {named}, which a hub takes in only when it starts")
+
+
+def test_of_parameters_only_those_count_that_replicas_take_which_are_given_work() -> None:
+    scene = Scene()
+    scene.start(scene.first, 0, 0)
+    entry = scene.first.pools[0].core.members.entries["tcp://h:1"]
+    assert scene.releases.params_taken(0) == [None, None]
+    entry.info = replace(entry.info, cordoned=True)
+    assert scene.releases.params_taken(0) == [None]

@@ -163,3 +163,13 @@ def test_a_view_that_changes_replicas_moves_requests_on() -> None:
     site.membership.may_differ = True
     site.show()
     assert site.requests.moved == [("r", new)]
+
+
+def test_a_stage_that_was_skipped_binds_a_request_to_no_document() -> None:
+    site = Site()
+    new = site.scene.follow(document("b", "b"))
+    site.scene.start(new, 0, 1)
+    site.requests.begin("skipped", site.scene.first, Phase.SKIPPED, Phase.WAITING)
+    site.requests.begin("done", site.scene.first, Phase.DONE, Phase.WAITING)
+    site.rollout.move_on()
+    assert site.requests.moved == [("skipped", new)]

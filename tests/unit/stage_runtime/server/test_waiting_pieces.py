@@ -97,3 +97,10 @@ def test_nothing_is_kept_of_a_hub_whose_pieces_were_all_taken() -> None:
     pieces.forget_request("hub", "a")
     assert list(pieces._of_hub) == list(pieces._of_requests) == ["other"]
     assert list(pieces._announced) == ["b"]
+
+
+def test_of_two_requests_the_larger_is_named_by_a_byte_and_of_equals_the_one_whose_piece_comes() -> None:
+    pieces = WaitingPieces(10_000)
+    assert pieces.add("hub", "a", feed(0, 1_000))
+    named = [pieces.largest_with("hub", "b", feed(0, size_bytes)) for size_bytes in (999, 1_000, 1_001)]
+    assert named == ["a", "b", "b"]
