@@ -241,7 +241,8 @@ def test_slow_is_said_only_of_those_who_have_served_enough_and_lately() -> None:
 
 
 def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_of_weight() -> None:
-    unusable, silent, fresh, ejected, probed, down = (entry_of(replica_id=number) for number in range(6))
+    unusable, silent, fresh, ejected, probed, down, gone = (entry_of(replica_id=number) for number in range(7))
+    gone.listed, gone.unusable = False, "no matter"
     unusable.unusable = "no key"
     for entry in (silent, fresh):
         entry.answers, entry.down_since_s = False, 97.0
@@ -251,7 +252,9 @@ def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_o
     probed.health.end_ejection()
     down.info = replace(down.info, status=ReplicaStatus.DOWN)
     down.unusable = "no matter"
-    found = troubles_of([unusable, silent, fresh, ejected, probed, down], is_panic=True, now_s=100.0, wall_s=5000.0)
+    found = troubles_of(
+        [unusable, silent, fresh, ejected, probed, down, gone], is_panic=True, now_s=100.0, wall_s=5000.0
+    )
     assert [(each.replica_id, each.kind, each.since, each.until, each.is_picked) for each in found] == [
         (0, TroubleKind.UNUSABLE, 0.0, 0.0, False),
         (1, TroubleKind.NO_SESSION, 4997.0, 0.0, False),

@@ -86,6 +86,10 @@ WRONG: dict[str, Any] = {
         "called": ToolAnswer(calls=(ToolCall(name="add", arguments=None),)),  # type: ignore[arg-type]
     },
     "called without calls": {"finish_reason": "stop", "called": ToolAnswer(calls=("add",))},  # type: ignore[arg-type]
+    "called once without a name": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(calls=(CALL, ToolCall(name="", arguments=""))),
+    },
     "called of bytes": {"finish_reason": "stop", "called": ToolAnswer(content=b"x")},  # type: ignore[arg-type]
     "error of another status": {"finish_reason": "error", "error": (FailureKind.INVALID, "x", 200)},
     "error with a status of text": {"finish_reason": "error", "error": (FailureKind.INVALID, "x", "400")},
