@@ -107,7 +107,7 @@ class Pool:
         self._requester = CreditRequester()
         #: Bindings by request id. Each is also in its entry's ``in_flight``.
         self._bindings: dict[str, Binding] = {}
-        #: Entries whose send queue was full a moment ago, the first to be tried again first.
+        #: Entries whose send queue was full a moment ago.
         self._full: dict[str, Entry] = {}
         # For each pick and each release without a chain of look-ups.
         self._tiers, self._reindex, self._waiters = self.indices.tiers, self.indices.reindex, self.queue.waiters
@@ -309,7 +309,6 @@ class Pool:
         entry = self.members.entries.get(addr)
         if entry is not None:
             entry.send_queue_full_until_s = now_s + _SEND_QUEUE_PAUSE_S
-            self._full.pop(addr, None)
             self._full[addr] = entry
             self._reindex(entry)
             self._announce()

@@ -49,11 +49,10 @@ class CreditStarved:
 
     def update(self, entry: Entry, *, is_free: bool) -> None:
         """Track an entry after a change, while active; ``is_free``: this hub can send to it now."""
-        weight = entry.info.weight
-        lacks_credit = entry.pickable and entry.uses_credits and not is_free and not entry.send_queue_full_until_s
-        has_slots = lacks_credit and weight > 0 and entry.own_load() < entry.capacity
+        lacks_credit = entry.pickable and not is_free and not entry.send_queue_full_until_s
+        has_slots = lacks_credit and entry.own_load() < entry.capacity
         _keep(self._local, entry, has_slots and self._labels and entry.is_local)
-        _keep(self._heavy, entry, has_slots and self._weights and weight > self._lightest)
+        _keep(self._heavy, entry, has_slots and self._weights and entry.info.weight > self._lightest)
 
     def addrs(self) -> tuple[str, ...]:
         """The replicas to ask for a credit, so that a pick need not take a worse one."""
@@ -65,7 +64,7 @@ class CreditStarved:
 
     def has_better(self, chosen: Entry, avoid: Collection[str] = ()) -> bool:
         """Whether a replica that lacks only a credit is better than ``chosen``, which has one."""
-        if self._labels and not chosen.is_local and any(_is_usable(entry, avoid) for entry in self._local.values()):
+        if not chosen.is_local and any(_is_usable(entry, avoid) for entry in self._local.values()):
             return True
         return any(_is_usable(entry, avoid) and _outweighs(entry, chosen) for entry in self._heavy.values())
 

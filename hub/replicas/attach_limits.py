@@ -118,7 +118,7 @@ class AttachLimits:
             return [], []
         leased, others = self._first_waiting()
         self._look_s = now_s
-        if not self._waiting or self._has_room(now_s):
+        if self._has_room(now_s):
             return [*leased, *others], []
         tried_leased, tried_others = self._by_lease(self._unanswered)
         late_leased = [addr for addr in tried_leased if self._is_late(addr, now_s)]

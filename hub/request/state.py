@@ -427,7 +427,7 @@ class StageRun:
 
     def reset(self) -> None:
         """Forget the attempt and the hand-offs; keep the phase, the counts and the replicas to avoid."""
-        self.replica, self.next_seq, self.partial_images, self.skip, self.replay = None, 0, 0, 0, None
+        self.replica, self.next_seq = None, 0
         self.handed, self.streams, self.holders = {}, {}, {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hub.orchestrator.deploy_versions import DeployVersion, DeployVersions
@@ -223,3 +224,52 @@ def test_the_newest_is_taken_while_it_has_a_slot_though_the_old_is_less_loaded()
     scene.start(new, 0, capacity=2)
     scene.backlog[0, new.fingerprints[0]] = 1
     assert scene.goes_by() is new
+
+
+def test_a_stage_that_lacks_somebody_counts_no_other_versions_where_there_are_none() -> None:
+    scene = Scene()
+    scene.start(scene.first, 0, 1)
+    scene.first.pools[0].core.session_down("tcp://h:1", 0.0)
+    first, second = scene.releases.status()
+    assert (first.registered, first.pickable, first.why_absent) == (1, 0, "1 registered: 1 without a session")
+    assert (second.registered, second.pickable, second.why_absent) == (1, 1, "")
+
+
+def test_what_a_hub_tells_of_its_replicas_is_that_of_the_newest_document_that_can_serve() -> None:
+    scene = Scene()
+
+    def addresses() -> list[str]:
+        return [process[2] for process in scene.releases.serving_replicas().values()]  # type: ignore[index]
+
+    scene.start(scene.first, 1, 0)
+    new = scene.follow(document("b"))
+    assert addresses() == ["tcp://h:2", "tcp://h:1"], "by stage"
+    assert (scene.releases.voices(), scene.releases.wanted_count(0)) == ([], 1)
+    scene.start(new, 0)
+    assert addresses() == ["tcp://h:3", "tcp://h:1"]
+    assert scene.releases.params_taken(0) == [None]
+    new.pools[0].core.session_down("tcp://h:3", 0.0)
+    assert addresses() == ["tcp://h:2", "tcp://h:1"]
+
+
+def test_a_document_with_other_inputs_or_outputs_is_not_followed() -> None:
+    for text, named in [
+        ("stages: [{stage_id: 0, engine: echo, final_output: text}, {stage_id: 1, engine: echo}]", "final outputs"),
+        (
+            "stages: [{stage_id: 0, engine: echo, final_output: text}, "
+            "{stage_id: 1, engine: echo, final_output: image, input_from: []}]",
+            "inputs of stages",
+        ),
+    ]:
+        scene = Scene()
+        scene.releases.apply_document(encode_deploy(parse_deploy(text, "test")))
+        assert scene.releases.problem.startswith(f"it has other {named}, which a hub takes in only when it starts")
+
+
+def test_of_parameters_only_those_count_that_replicas_take_which_are_given_work() -> None:
+    scene = Scene()
+    scene.start(scene.first, 0, 0)
+    entry = scene.first.pools[0].core.members.entries["tcp://h:1"]
+    assert scene.releases.params_taken(0) == [None, None]
+    entry.info = replace(entry.info, cordoned=True)
+    assert scene.releases.params_taken(0) == [None]

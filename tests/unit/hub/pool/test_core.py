@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
-from hub.pool.entry import Binding
+from hub.pool.entry import Binding, BindingEnd, BindingState
+from hub.pool.outliers import OutlierState
 from hub.pool.wait_queue import Waiter
 from omni_discovery.balancing.base import ListIndex, Member
 from omni_discovery.balancing.policies import LeastLoadBalancer, LeastQueueLengthBalancer, RandomBalancer
@@ -333,6 +334,237 @@ def test_another_number_of_hubs_announces_what_it_makes_due() -> None:
     core.set_live_hubs(2)
     assert core.next_credit_request_s == pytest.approx(1.005)
     assert deadlines_s[-1] == core.next_credit_request_s
+
+
+def test_another_process_at_an_address_begins_with_nothing_of_the_one_before() -> None:
+    """1. a is in its slow start, has reported work, lost its session, and one dispatch has been silent for a second
+    2. another process has its address: it has its own count, no reason, and begins its own slow start
+    """
+    core = Pool(0, LeastLoadBalancer(), PoolOptions())
+    core.upsert(info("b"), 0.0)
+    core.session_up("tcp://b:1", 0.0)
+    core.upsert(info("a"), 20.0)
+    core.session_up("tcp://a:1", 20.0)
+    entry = core.members.entries["tcp://a:1"]
+    core.report("tcp://a:1", 7, 20.5)
+    assert not entry.silence.is_failure(1.0, 20.5, 5.0)
+    core.session_down("tcp://a:1", 20.6, "it is gone")
+    assert core.next_timer_s is not None
+    core.upsert(replace(info("a", queue_length=2), pid=77), 20.7)
+    assert core.next_timer_s is None
+    assert (entry.reported, entry.down_since_s, entry.down_reason, entry.warm_at_s) == (2, 20.7, "", None)
+    assert not entry.silence.is_failure(0.1, 25.0, 5.0)
+    core.session_up("tcp://a:1", 31.0)
+    assert (entry.first_up_s, entry.warm_at_s) == (31.0, 41.0)
+
+
+def test_a_record_that_only_brings_another_load_is_what_the_next_pick_goes_by() -> None:
+    core = Pool(0, LeastLoadBalancer(), PoolOptions(slow_start_s=0.0))
+    for name in "ab":
+        core.upsert(info(name), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0)
+    core.upsert(info("a", queue_length=3), 1.0)
+    assert picked(core, "r") == info("b")
+
+
+def waits(core: Pool, request_id: str, *avoid: str) -> Future[Binding]:
+    """A pick that found no slot and waits."""
+    token: Future[Binding] = Future()
+    core.wait(Waiter(request_id, {}, None, avoid, 0, 0.0, token))
+    return token
+
+
+def weighted() -> Pool:
+    """A heavy replica that lacks only a credit, and a light one that has a credit: who may wait, waits for heavy."""
+    core = Pool(0, LeastLoadBalancer(), PoolOptions(slow_start_s=0.0))
+    for name, weight in {"heavy": 2.0, "light": 1.0}.items():
+        core.upsert(replace(info(name), weight=weight, capacity=4), 0.0)
+        core.session_up(f"tcp://{name}:1", 0.0, uses_credits=True)
+    core.report("tcp://light:1", 1, 0.0)
+    core.grant("tcp://light:1", 4)
+    return core
+
+
+@pytest.mark.parametrize("change", ["record", "report", "session", "grant", "preference"])
+def test_who_waits_for_the_best_is_served_once_it_has_a_credit_or_no_slot(change: str) -> None:
+    core = weighted()
+    token = waits(core, "r")
+    assert not token.done()
+    heavy = "tcp://heavy:1"
+    match change:
+        case "record":
+            core.members.entries[heavy].reported_at_s = None
+            core.upsert(replace(info("heavy", queue_length=9), weight=2.0, capacity=4), 1.0)
+        case "report":
+            core.report(heavy, 9, 1.0)
+        case "session":
+            core.session_down(heavy, 1.0)
+        case "grant":
+            core.grant(heavy, 1)
+        case _:
+            (waiter,) = [each for _, _, each in core.queue.waiters._heap]
+            core.stop_preferring(waiter)
+    assert token.result().addr == (heavy if change == "grant" else "tcp://light:1")
+
+
+@pytest.mark.parametrize("change", ["release", "invalidate", "readmission", "session", "queue"])
+def test_a_pick_that_waits_is_served_by_whatever_frees_a_slot(change: str) -> None:
+    core = core_with("a")
+    match change:
+        case "release" | "invalidate":
+            core.session_up("tcp://a:1", 0.0, uses_credits=True)
+            core.grant("tcp://a:1", 1)
+            binding = core.pick("first", {})
+            assert binding is not None
+        case "readmission":
+            core.upsert(info("b"), 0.0)
+            core.session_up("tcp://b:1", 0.0, uses_credits=True)
+            for number in range(3):
+                core.failed("tcp://a:1", 0.0, request_id=f"x{number}")
+        case "session":
+            core.session_down("tcp://a:1", 0.0)
+        case _:
+            core.send_queue_full("tcp://a:1", 0.0)
+    token = waits(core, "r")
+    assert not token.done()
+    match change:
+        case "release":
+            core.release("first", BindingEnd.UNSENT)
+        case "invalidate":
+            core.members.entries["tcp://a:1"].credits = 1
+            assert core.invalidate("tcp://a:1") == ["first"]
+        case "readmission":
+            core.run_timers(1.0)
+        case "session":
+            core.session_up("tcp://a:1", 1.0)
+        case _:
+            core.run_timers(0.05)
+    assert token.done()
+    assert token.result().addr == "tcp://a:1"
+
+
+def test_no_hub_counts_as_this_one() -> None:
+    core = core_with("a")
+    core.set_live_hubs(0)
+    assert core.members.hubs == 1
+
+
+def test_what_is_said_of_a_stranger_changes_nothing() -> None:
+    core = core_with("a")
+    stranger = "tcp://x:1"
+    core.hold(stranger, 0.0)
+    core.unusable(stranger, "why")
+    core.refuse(stranger, "why", 0.0)
+    core.send_queue_full(stranger, 0.0)
+    core.grant(stranger, 1)
+    core.withdraw_success(stranger)
+    assert not core.failed(stranger, 0.0)
+    assert core.outlier_state(stranger) is OutlierState.FINE
+    assert (addresses(core), core.next_timer_s) == (["tcp://a:1"], None)
+
+
+def test_a_held_replica_is_picked_until_it_is_removed_or_listed_again() -> None:
+    core = core_with("a")
+    core.hold("tcp://a:1", 1.0)
+    assert (addresses(core), core.members.registered_count, core.members.held_count) == (["tcp://a:1"], 0, 1)
+    core.upsert(info("a"), 2.0)
+    assert (core.members.registered_count, core.members.held_count) == (1, 0)
+    core.hold("tcp://a:1", 3.0)
+    core.remove("tcp://a:1", 4.0)
+    assert (addresses(core), core.is_unused) == ([], True)
+
+
+def test_a_refused_replica_is_not_picked_and_says_why() -> None:
+    core = core_with("a")
+    core.refuse("tcp://a:1", "another model", 1.0)
+    assert (addresses(core), core.why_absent()) == ([], "1 registered: 1 refused (another model)")
+    core.refuse("tcp://a:1", "", 2.0)
+    assert (addresses(core), core.why_absent()) == (["tcp://a:1"], "")
+
+
+def test_a_full_send_queue_keeps_picks_off_for_50_ms_since_it_was_full_last() -> None:
+    core = core_with("a", "b")
+    core.send_queue_full("tcp://a:1", 1.0)
+    core.send_queue_full("tcp://a:1", 1.02)
+    assert (addresses(core), core.next_timer_s) == (["tcp://b:1"], pytest.approx(1.07))
+    core.run_timers(1.05)
+    assert addresses(core) == ["tcp://b:1"]
+    core.run_timers(core.next_timer_s or 0.0)
+    assert (addresses(core), core.next_timer_s) == (["tcp://a:1", "tcp://b:1"], None)
+
+
+def test_a_replica_that_is_gone_leaves_no_timer() -> None:
+    core = Pool(0, RandomBalancer(), PoolOptions())
+    for name, at_s in {"a": 0.0, "b": 20.0}.items():
+        core.upsert(info(name), at_s)
+        core.session_up(f"tcp://{name}:1", at_s)
+    deadlines_s: list[float | None] = []
+    core.watch_pool(deadlines_s.append, lambda: None)
+    assert deadlines_s == [pytest.approx(0.5)], "of the slow start of b, whose first step is due at once"
+    core.run_timers(20.0)
+    core.send_queue_full("tcp://b:1", 20.1)
+    core.remove("tcp://b:1", 20.2)
+    assert (core.next_timer_s, deadlines_s[-1]) == (None, None)
+
+
+def test_the_healthy_are_those_that_are_not_ejected_or_all_where_all_are() -> None:
+    core = core_with("a", "b", "c")
+    core.session_down("tcp://c:1", 0.0)
+    for _ in range(3):
+        core.failed("tcp://a:1", 0.0)
+    assert core.healthy_addrs == {"tcp://a:1", "tcp://b:1"}, "too few would be left without a"
+    core.session_up("tcp://c:1", 0.0)
+    assert core.healthy_addrs == {"tcp://b:1", "tcp://c:1"}
+    core.session_down("tcp://b:1", 0.0)
+    core.session_down("tcp://c:1", 0.0)
+    assert core.healthy_addrs == {"tcp://a:1"}
+
+
+def test_where_a_request_is_bound_it_stays_unless_it_has_to_avoid_that() -> None:
+    """1. r is at a, and is picked there again; 2. it has to avoid a: its binding there ends, and b gets it
+    3. its companion follows it; one that has to avoid b, or whose parent's replica is cordoned, does not
+    """
+    core = core_with("a")
+    first = core.pick("r", {})
+    assert first is not None
+    assert core.pick("r", {}) is first
+    core.upsert(info("b"), 0.0)
+    core.session_up("tcp://b:1", 0.0)
+    moved = core.pick("r", {}, None, {"tcp://a:1"})
+    assert moved is not None
+    assert (moved.addr, first.state, core.members.in_flight("tcp://a:1")) == ("tcp://b:1", BindingState.RELEASED, [])
+    for number in range(8):
+        assert core.pick(f"c{number}", {}, "r") is not None
+        assert core.bound(f"c{number}") == "tcp://b:1"
+    aside = core.pick("d", {}, "r", {"tcp://b:1"})
+    assert aside is not None
+    assert aside.addr == "tcp://a:1"
+    core.upsert(replace(info("b"), cordoned=True), 1.0)
+    away = core.pick("e", {}, "r")
+    assert away is not None
+    assert away.addr == "tcp://a:1"
+
+
+def test_a_credit_that_is_recalled_is_asked_for_again_by_who_waits() -> None:
+    core = core_with("a")
+    core.session_up("tcp://a:1", 0.0, uses_credits=True)
+    core.grant("tcp://a:1", 2)
+    assert (core.recall("tcp://a:1", -1), core.recall("tcp://a:1", 1), core.members.credits("tcp://a:1")) == (0, 1, 1)
+    core.grant("tcp://a:1", 0)
+    core.grant("tcp://a:1", -1)
+    assert core.members.credits("tcp://a:1") == 1
+
+
+def test_a_stage_whose_replicas_are_all_fine_has_no_trouble_and_one_that_is_ejected_is_one() -> None:
+    core = core_with("a", "b")
+    assert core.troubles(10.0, 1000.0) == []
+    for _ in range(3):
+        core.failed("tcp://a:1", 10.0)
+    (trouble,) = core.troubles(10.5, 1000.0)
+    assert (trouble.since, trouble.until, trouble.is_picked) == (999.5, 1000.5, False)
+    core.session_down("tcp://b:1", 10.5, "it is gone")
+    ejected, silent = core.troubles(11.5, 1000.0)
+    assert (ejected.is_picked, silent.since, silent.reason) == (True, 999.0, "it is gone")
 
 
 _names = st.sampled_from("abc")

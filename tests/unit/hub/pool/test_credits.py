@@ -5,14 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hub.config import PoolOptions
 from hub.pool.core import Pool
-from hub.pool.credits import CreditRequester, _outweighs
+from hub.pool.credits import CreditRequest, CreditRequester, CreditStarved, _outweighs
 from hub.pool.entry import BindingEnd
-from omni_discovery.balancing.policies import LoadBalancingPolicy, RoundRobinBalancer, build_load_balancer_factory
+from omni_discovery.balancing.policies import (
+    LeastLoadBalancer,
+    LoadBalancingPolicy,
+    RoundRobinBalancer,
+    build_load_balancer_factory,
+)
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from tests.support.pools import accept, spent_credit
 
@@ -344,3 +350,142 @@ def test_as_many_as_are_asked_at_once_are_asked_in_their_order_each_time() -> No
     for now_s in (0.0, 100.0):
         requests = requester.due(now_s, 32, 1.0, addrs)
         assert [(each.addr, each.waiting) for each in requests] == [(addr, 2) for addr in addrs]
+    more = requester.due(200.0, 17, 1.0, [*addrs, "a16"])
+    assert [(each.addr, each.waiting) for each in more] == [(addr, 2) for addr in addrs], "nobody's turn has passed"
+
+
+def starved_pool(**options: Any) -> tuple[Pool, CreditStarved]:
+    """A heavy and a light replica that lend credits, and have lent none."""
+    core = Pool(0, LeastLoadBalancer(), PoolOptions(slow_start_s=0.0, **options))
+    for name, weight in {"heavy": 3.0, "light": 1.0}.items():
+        core.upsert(info(name, weight=weight, labels={"rack": name}), 0.0)
+        core.session_up(name, 0.0, uses_credits=True)
+    core.report("heavy", 1, 0.0)
+    return core, core.indices.starved
+
+
+def test_a_heavier_replica_that_lacks_only_a_credit_is_starved_with_the_slots_that_it_has_left() -> None:
+    core, starved = starved_pool()
+    assert (starved.addrs(), starved.free_slots(), core.starved_slots) == (("heavy",), 3, 3)
+    assert core.credit_replicas() == ("heavy", "light")
+
+
+@pytest.mark.parametrize("change", ["grant", "full", "beyond", "session", "cordon", "ungated", "queue", "light"])
+def test_one_that_is_free_or_lacks_more_than_a_credit_is_not_starved(change: str) -> None:
+    core, starved = starved_pool()
+    match change:
+        case "grant":
+            core.grant("heavy", 1)
+        case "full" | "beyond":
+            core.report("heavy", 4 if change == "full" else 5, 1.0)
+        case "session":
+            core.session_down("heavy", 1.0)
+        case "cordon":
+            core.upsert(info("heavy", weight=3.0, cordoned=True), 1.0)
+        case "ungated":
+            core.session_up("heavy", 1.0)
+        case "queue":
+            core.send_queue_full("heavy", 1.0)
+        case _:
+            core.upsert(info("heavy", weight=1.0), 1.0)
+    assert (starved.addrs(), starved.free_slots(), core.starved_slots) == ((), 0, None)
+    assert starved.is_active
+
+
+def test_a_local_replica_that_lacks_a_credit_is_asked_before_a_heavier_one() -> None:
+    core, starved = starved_pool(labels={"rack": "light"})
+    core.report("light", 2, 0.0)
+    assert (starved.addrs(), starved.free_slots()) == (("light",), 2)
+    core.grant("light", 1)
+    assert (starved.addrs(), starved.free_slots()) == (("heavy",), 3)
+
+
+def test_nobody_is_starved_where_all_weigh_the_same_or_the_policy_knows_no_weights() -> None:
+    for weights, noted, is_active in [
+        (True, [2.0], False),
+        (True, [2.0, 2.0], False),
+        (True, [2.0, 1.0], True),
+        (True, [1.0, 2.0, 1.0], True),
+        (False, [1.0, 2.0], False),
+    ]:
+        starved = CreditStarved(labels=False, weights=weights)
+        for weight in noted:
+            starved.note_weight(weight)
+        assert starved.is_active is is_active
+    core = core_of("a", labels={"rack": "1"})
+    core.upsert(info("b", 1, weight=9.0), 0.0)
+    core.session_up("b", 0.0, uses_credits=True)
+    assert core.indices.starved.addrs() == ()
+
+
+def test_a_pick_waits_for_a_heavier_replica_that_is_less_loaded_for_its_weight() -> None:
+    """1. heavy lacks a credit: who may wait does not take light; 2. who has to avoid heavy does; 3. heavy is ejected"""
+    core, starved = starved_pool()
+    light = core.members.entries["light"]
+    core.report("light", 1, 0.0)
+    core.grant("light", 4)
+    assert starved.has_better(light)
+    assert core.pick("r", TASK, may_wait=True) is None
+    assert not starved.has_better(light, {"heavy"})
+    assert where(core, "r") == "light"
+    for _ in range(3):
+        core.failed("heavy", 0.0)
+    assert not starved.has_better(light)
+
+
+def test_a_pick_waits_for_a_local_replica_but_not_for_one_of_two_local_ones() -> None:
+    core, starved = starved_pool(labels={"rack": "light"})
+    heavy, light = (core.members.entries[name] for name in ("heavy", "light"))
+    assert starved.has_better(heavy)
+    assert not starved.has_better(heavy, {"light"})
+    assert not starved.has_better(light), "heavy is farther"
+    for _ in range(3):
+        core.failed("light", 0.0)
+    assert not starved.has_better(heavy)
+
+
+def test_the_load_that_two_weights_are_compared_by_is_that_of_each_slot() -> None:
+    core = core_of("a", "b", gated=False)
+    core.upsert(info("b", 1, weight=2.0, capacity=2), 0.0)
+    a, b = core.members.entries["a"], core.members.entries["b"]
+    a.weight, b.weight = 1.0, 2.0
+    for load_a, load_b, outweighs in [(2, 1, True), (1, 1, False), (2, 2, False), (0, 0, False)]:
+        a.report(load_a, 1)
+        b.report(load_b, 1)
+        assert _outweighs(b, a) is outweighs
+    a.report(4, 1)
+    core.upsert(info("b", 1, weight=1.0), 0.0)
+    assert not _outweighs(b, a), "its record has no more weight"
+
+
+def test_requests_are_repeated_after_50_ms_or_5_ms_where_more_wait_that_are_in_a_hurry() -> None:
+    requester = CreditRequester()
+    assert (requester.has_asked, requester.next_s(0, 2), requester.next_s(1, 0)) == (False, None, None)
+    assert (requester.is_due(1.0, 0), requester.due(1.0, 0, 0.0, ["a"])) == (False, [])
+    assert requester.next_s(1, 2) == 0.0
+    assert requester.due(1.0, 3, 0.5, ["a", "b"]) == [CreditRequest("a", 2, 0.5), CreditRequest("b", 2, 0.5)]
+    assert requester.has_asked
+    assert requester.next_s(3, 2, hurry=True) == requester.next_s(4, 2) == pytest.approx(1.05)
+    assert requester.next_s(4, 2, hurry=True) == pytest.approx(1.005)
+    assert requester.is_due(1.0 + 0.05, 3)
+    assert requester.due(1.049, 4, 0.5, ["a"]) == requester.due(1.0049, 4, 0.5, ["a"], hurry=True) == []
+    assert requester.due(1.0051, 4, 0.6, ["a"], hurry=True) == [CreditRequest("b", 0, 0.0), CreditRequest("a", 4, 0.6)]
+    assert requester.next_s(0, 2) == 0.0
+    assert requester.due(1.006, 0, 0.0, ["a"]) == [CreditRequest("a", 0, 0.0)]
+    assert not requester.has_asked
+
+
+def test_nobody_is_asked_where_nobody_lends() -> None:
+    requester = CreditRequester()
+    assert requester.due(1.0, 3, 0.5, []) == []
+    assert not requester.has_asked
+
+
+def test_of_more_than_sixteen_the_next_ones_are_asked_each_time_and_the_others_are_told() -> None:
+    requester, addrs = CreditRequester(), [f"a{number}" for number in range(20)]
+    asked = [[each.addr for each in requester.due(now_s, 16, 1.0, addrs) if each.waiting] for now_s in (0.0, 1.0, 2.0)]
+    assert asked[0] == addrs[:16]
+    assert asked[1] == [*addrs[16:], *addrs[:12]]
+    assert asked[2] == [*addrs[12:], *addrs[:8]]
+    withdrawn = [each.addr for each in requester.due(3.0, 16, 1.0, addrs[:3]) if not each.waiting]
+    assert withdrawn == [*addrs[12:], *addrs[3:8]]

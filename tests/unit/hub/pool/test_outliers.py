@@ -367,6 +367,126 @@ def test_once_the_others_fail_as_often_nobody_is_left_out() -> None:
     assert picks(core) == {"a0", "a1"}
 
 
+def health_of(outcomes: str) -> Health:
+    """A replica's outcomes, in order: F failed, S served."""
+    health = Health()
+    for number, outcome in enumerate(outcomes):
+        if outcome == "F":
+            health.failed(f"r{number}")
+        else:
+            health.succeeded()
+    return health
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "keeps_failing"),
+    [
+        ("", False),
+        ("FF", False),
+        ("FFF", True),
+        ("FFFS", False),
+        ("SFFF", True),
+        ("FFSFFSFSF", False),
+        ("FFSFFSFSSF", True),
+        ("FFSFFSFSSS", False),
+        ("S" * 20 + "FFSFFSFFSFFSFFSF", True),
+    ],
+)
+def test_three_in_a_row_or_more_than_half_of_ten_to_twenty_are_too_many(outcomes: str, keeps_failing: bool) -> None:
+    assert health_of(outcomes).keeps_failing is keeps_failing
+
+
+def test_a_success_that_is_withdrawn_is_the_last_one() -> None:
+    health = health_of("SFS")
+    health.withdraw_success()
+    health.failed("x")
+    assert (health.seen, health.failures, health.keeps_failing) == (3, 2, False)
+    health.withdraw_success()
+    health.withdraw_success()
+    assert (health.seen, health.failures) == (2, 2)
+
+
+def test_an_ejection_says_what_it_is_for() -> None:
+    for outcomes, cause, reason in [
+        ("FFFF", "it broke", "4 failures in a row, the last: it broke"),
+        ("FFSFFSFSSF", "", "6 of its last 10 requests failed"),
+    ]:
+        health = health_of(outcomes)
+        health.eject(5.0, 1.0, 60.0, cause)
+        assert (health.reason, health.ejected_at_s, health.until_s) == (reason, 5.0, 6.0)
+        assert (health.state, health.is_blocked, health.needs_probe) == (OutlierState.EJECTED, True, False)
+    health.end_ejection()
+    assert (health.state, health.is_blocked, health.needs_probe) == (OutlierState.PROBED, False, True)
+    health.start_probe("r")
+    health.eject(7.0, 1.0, 60.0)
+    assert (health.reason, health.until_s, health.probe) == ("the request that probed it failed", 9.0, None)
+    health.excuse("another")
+    assert health.state is OutlierState.EJECTED
+    health.excuse("r")
+    assert (health.state, health.ejections) == (OutlierState.PROBED, 1)
+    health.recover(8.0)
+    assert (health.state, health.seen, health.is_blocked, health.needs_probe) == (OutlierState.FINE, 0, False, False)
+    health.cancel_probe()
+    assert not health.needs_probe
+    health.eject(68.0, 1.0, 60.0)
+    assert health.until_s == 70.0, "a minute has to pass, and more"
+    health.recover(68.0)
+    health.eject(128.5, 1.0, 60.0)
+    assert health.until_s == 129.5
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "others", "is_ejected"),
+    [
+        ("FFF", "", True),
+        ("FFF", "SF", False),
+        ("FFF", "SSF", True),
+        ("FFF", "FFSF", False),
+        ("FFFFFFFFFF", "FFSF", True),
+        ("FFFFFFFFFF", "FFFF", False),
+        ("SFFF", "SSSSSFFF", False),
+        ("SFFF", "SSSSSSFF", True),
+    ],
+)
+def test_who_fails_twice_as_often_as_the_others_stands_out_or_always_where_the_others_serve_some(
+    outcomes: str, others: str, is_ejected: bool
+) -> None:
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a, b, c = Replica("a", health_of(outcomes[:-1])), Replica("b", health_of(others)), Replica("c", health_of("SSSS"))
+    outliers.ejected["c"] = c  # those that are ejected are not compared with
+    assert outliers.failed(a, 20, 0.0, "", "x", [a, b, c]) is is_ejected
+    assert list(outliers.ejected) == (["c", "a"] if is_ejected else ["c"])
+
+
+def test_an_excuse_readmits_who_is_ejected_and_fails_no_more_too_often() -> None:
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a, b = Replica("a"), Replica("b", health_of("F"))
+    for number in range(4):
+        outliers.failed(a, 2, 0.0, "", f"r{number}")
+    assert (outliers.excuse(a, "r0", 1.0), outliers.excuse(b, "r0", 1.0)) == (False, False)
+    assert outliers.excuse(a, "r1", 1.0)
+    assert (len(outliers), a.health.state, b.health.failures) == (0, OutlierState.FINE, 0)
+    assert outliers.readmit_ordinary([a, b], 2.0) == []
+    assert not outliers.forget("a")
+    assert repr(outliers) == "Outliers(none)"
+
+
+def test_ejections_end_one_after_the_other() -> None:
+    outliers: Outliers[Replica] = Outliers(1.0, 60.0)
+    a, b = Replica("a"), Replica("b")
+    for replica, now_s in ((a, 5.0), (b, 5.5)):
+        for _ in range(3):
+            outliers.failed(replica, 20, now_s)
+    assert outliers.next_end_s == 6.0
+    assert outliers.end_ejections(6.0) == [a]
+    assert outliers.next_end_s == 6.5
+    assert outliers.end_ejections(6.5) == [b]
+    assert outliers.next_end_s is None
+    assert outliers.end_ejections(99.0) == []
+    assert [outliers.update_panic(each, 20) for each in (2, 2, 11, 12)] == [True, False, False, True]
+    assert not outliers.panics
+
+
 _steps = st.lists(
     st.tuples(
         st.sampled_from(["fail", "fail", "fail", "succeed", "up", "down", "remove", "upsert", "time"]),

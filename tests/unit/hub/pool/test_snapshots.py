@@ -15,7 +15,7 @@ from hub.pool.core import Pool
 from hub.pool.entry import Binding
 from hub.pool.snapshots import MOST_ROWS, picking_of
 from omni_discovery.balancing.policies import LoadBalancingPolicy, RandomBalancer, build_load_balancer_factory
-from omni_discovery.receipts.receipt import BY_BINDING, LAST_RESORT, Picking
+from omni_discovery.receipts.receipt import BY_BINDING, BY_POLICY, LAST_RESORT, Picking
 from omni_discovery.receipts.replay import replay
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 
@@ -122,13 +122,18 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
 
 
 def test_a_snapshot_tells_who_was_left_out_and_why() -> None:
-    """0 is cordoned, 1 has no session, 2 has failed the request, 3 is full, 4 ejected, 5 has no credit, 6 is free."""
-    pool = pool_of(7)
+    """0 is cordoned, 1 has no session, 2 has failed the request, 3 is full, 4 ejected, 5 has no credit, 6 is free.
+    The send queue to 7 is full, 8 is gone and has work in flight.
+    """
+    pool = pool_of(9)
+    pool.bind("old", "tcp://8:1")
+    pool.remove("tcp://8:1", 1.0)
+    pool.send_queue_full("tcp://7:1", 1.0)
     pool.upsert(info(0, cordoned=True), 1.0)
     pool.session_down("tcp://1:1", 1.0)
     for replica_id in (3, 5):
         pool.session_up(f"tcp://{replica_id}:1", 1.0, uses_credits=True)
-    pool.report("tcp://3:1", 5, 1.0)
+    pool.report("tcp://3:1", info(3).capacity, 1.0)
     for number in range(5):
         pool.failed("tcp://4:1", 1.0, "it broke", f"x{number}")
     told = picking(pool.pick("r", {}, None, ["tcp://2:1"]))
@@ -141,10 +146,12 @@ def test_a_snapshot_tells_who_was_left_out_and_why() -> None:
         "0/3": "full: all its slots are taken",
         "0/5": "without a credit of this hub, though it reports free slots",
         "0/6": "",
+        "0/7": "its send queue is full",
+        "0/8": "it is not registered any more",
     }
     assert ejected.startswith("ejected: ")
     assert "it broke" in ejected
-    assert (told.chosen, told.chosen_epoch, told.known, told.cut) == ("0/6", 13, 7, 0)
+    assert (told.chosen, told.chosen_epoch, told.known, told.cut) == ("0/6", 13, 9, 0)
 
 
 def test_a_snapshot_shows_credits_where_they_are_used() -> None:
@@ -192,3 +199,45 @@ def test_a_pick_that_found_nobody_leaves_a_snapshot_too() -> None:
     assert snapshot is not None
     told = picking_of(snapshot, 0, "random")
     assert (told.chosen, [each.out for each in told.candidates]) == ("", ["without a session"])
+
+
+def test_a_replica_without_a_credit_whose_slots_other_hubs_may_have_taken_is_not_said_to_be_free() -> None:
+    pool = pool_of(2)
+    pool.set_live_hubs(3)
+    pool.session_up("tcp://1:1", 1.0, uses_credits=True)
+    pool.upsert(info(1, capacity=3), 1.0)
+    pool.bind("mine", "tcp://1:1")
+    told = picking(pool.pick("r", {}))
+    assert (told.candidates[1].load, told.candidates[1].out) == (3, "full: all its slots are taken")
+    pool.upsert(info(1, capacity=4), 1.0)
+    assert picking(pool.pick("s", {})).candidates[1].out == (
+        "without a credit of this hub, though it reports free slots"
+    )
+
+
+def test_a_snapshot_shows_what_the_policy_went_by() -> None:
+    """1. a and b as they are; 2. of 33 replicas 32 are shown, and the chosen one where it is another"""
+    pool = pool_of(2, "least-load", PoolOptions(slow_start_s=0.0, keeps_snapshots=True, labels={"rack": "1"}))
+    pool.upsert(info(1, weight=2.0, capacity=4, labels={"rack": "1"}), 0.0)
+    pool.report("tcp://1:1", 2, 0.0)
+    told = picking(pool.pick("r", {}), "least-load")
+    assert (told.how, told.policy, told.chosen, told.known, told.free) == (BY_POLICY, "least-load", "0/1", 2, 2)
+    far, near = told.candidates
+    assert (far.load, far.reported, far.capacity, far.weight, far.tier, far.is_local) == (0, 0, 1, 1.0, 1, False)
+    assert (near.load, near.reported, near.capacity, near.weight, near.tier, near.is_local) == (2, 2, 4, 2.0, 0, True)
+    assert (near.is_probed, near.out) == (False, "")
+    many = pool_of(MOST_ROWS + 1, "round-robin")
+    for number in range(MOST_ROWS + 1):
+        told = picking(many.pick(f"r{number}", {}), "round-robin")
+        is_beyond = told.chosen == f"0/{MOST_ROWS}"
+        assert (len(told.candidates), told.cut) == (MOST_ROWS + is_beyond, 1 - is_beyond)
+    exact = picking(pool_of(MOST_ROWS).pick("r", {}))
+    assert (len(exact.candidates), exact.cut) == (MOST_ROWS, 0)
+
+
+def test_a_request_that_is_bound_shows_that_replica_alone() -> None:
+    pool = pool_of(3)
+    pool.bind("parent", "tcp://1:1")
+    told = picking(pool.pick("child", {}, "parent"))
+    assert ([each.replica for each in told.candidates], told.known, told.free, told.cut) == (["0/1"], 3, 3, 0)
+    assert told.chosen_epoch == info(1).epoch

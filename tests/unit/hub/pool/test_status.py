@@ -13,11 +13,13 @@ import pytest
 from hub.api.routes import ready_response
 from hub.async_omni import AsyncOmni
 from hub.config import HubConfig
+from hub.pool.entry import Entry
 from hub.pool.stage_pool import PoolOptions, StagePool, StageStatus
-from hub.pool.status import NO_FAILURES
+from hub.pool.status import NO_FAILURES, cause_absent, slow_ones, troubles_of, why_absent
 from omni_discovery.balancing.policies import LeastLoadBalancer
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import StageUnavailableError
+from omni_discovery.records.health import TroubleKind
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.table import Delta, View
 from tests.support.hub_fakes import ONE_STAGE, deploy_of, until
@@ -177,3 +179,86 @@ async def test_a_revoked_hub_is_ready_for_nothing(monkeypatch: pytest.MonkeyPatc
         assert "omni hub allow hub-1" in body["reason"]
     finally:
         await omni.close()
+
+
+def entry_of(**fields: Any) -> Entry:
+    entry = Entry(replace(UP, **fields), is_local=False)
+    entry.listed = entry.pickable = entry.answers = True
+    return entry
+
+
+def test_a_stage_of_which_all_can_take_work_says_nothing_and_one_without_any_says_so() -> None:
+    assert why_absent([entry_of()]) == ""
+    gone = entry_of()
+    gone.listed = False
+    assert why_absent([gone]) == why_absent([]) == "none is registered"
+
+
+def test_the_causes_are_named_by_how_many_have_them() -> None:
+    entries = [entry_of(weight=0.0), entry_of(cordoned=True), entry_of(cordoned=True), entry_of()]
+    for entry in entries[:3]:
+        entry.pickable = False
+    assert why_absent(entries) == "4 registered: 2 cordoned, 1 of weight 0"
+
+
+def test_progress_is_told_in_tens_and_no_more_than_all() -> None:
+    for progress, told in [(0.0, "loading"), (0.01, "loading 0 %"), (0.99, "loading 90 %"), (1.5, "loading 100 %")]:
+        entry = entry_of(status=ReplicaStatus.STARTING, phase="loading", progress=progress)
+        assert cause_absent(entry) == f"starting ({told})"
+    entry = entry_of(status=ReplicaStatus.STARTING, phase="loading", reason="x" * 300)
+    assert cause_absent(entry) == f"starting (loading; {'x' * 200})"
+
+
+def serving(mean_s: float, served: int = 5, at_s: float = 1000.0) -> Entry:
+    entry = entry_of(replica_id=int(mean_s * 1000))
+    entry.served, entry.mean_service_s, entry.served_at_s = served, mean_s, at_s
+    return entry
+
+
+def slow(*entries: Entry) -> list[str]:
+    return [each.reason for each in slow_ones(entries, 1000.0)]
+
+
+def test_slow_is_who_takes_three_times_as_long_as_the_median_of_the_others_and_a_tenth_of_a_second_longer() -> None:
+    told = "its requests take 0.75 s each, those of the other replicas of its stage 0.25 s"
+    assert slow(serving(0.75), serving(0.125), serving(0.25), serving(0.375)) == [told]
+    assert slow(serving(0.75), serving(0.125), serving(0.375)) == [told]
+    assert slow(serving(0.74), serving(0.25)) == []
+    assert slow(serving(0.125), serving(0.03125)) == [], "by less than a tenth of a second"
+    assert slow(serving(0.75)) == [], "nobody is there to be compared with"
+
+
+def test_slow_is_said_only_of_those_who_have_served_enough_and_lately() -> None:
+    usual = serving(0.25)
+    assert len(slow(serving(0.75, 5, 700.0), usual)) == 1
+    assert slow(serving(0.75, 4), usual) == []
+    assert slow(serving(0.75, 5, 699.9), usual) == []
+    gone = serving(0.75)
+    gone.listed = False
+    assert slow(gone, usual) == []
+    (trouble,) = slow_ones([serving(0.75), usual], 1000.0)
+    assert (trouble.kind, trouble.replica_id, trouble.is_picked) == (TroubleKind.SLOW, 750, True)
+
+
+def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_of_weight() -> None:
+    unusable, silent, fresh, ejected, probed, down, gone = (entry_of(replica_id=number) for number in range(7))
+    gone.listed, gone.unusable = False, "no matter"
+    unusable.unusable = "no key"
+    for entry in (silent, fresh):
+        entry.answers, entry.down_since_s = False, 97.0
+    fresh.down_since_s = 97.1
+    for entry in (ejected, probed):
+        entry.health.eject(99.0, 4.0, 60.0, "it broke")
+    probed.health.end_ejection()
+    down.info = replace(down.info, status=ReplicaStatus.DOWN)
+    down.unusable = "no matter"
+    found = troubles_of(
+        [unusable, silent, fresh, ejected, probed, down, gone], is_panic=True, now_s=100.0, wall_s=5000.0
+    )
+    assert [(each.replica_id, each.kind, each.since, each.until, each.is_picked) for each in found] == [
+        (0, TroubleKind.UNUSABLE, 0.0, 0.0, False),
+        (1, TroubleKind.NO_SESSION, 4997.0, 0.0, False),
+        (3, TroubleKind.EJECTED, 4999.0, 5003.0, True),
+        (4, TroubleKind.PROBED, 4999.0, 0.0, True),
+    ]
+    assert found[0].reason == "no key"

@@ -106,3 +106,14 @@ def test_versions_that_come_when_there_are_many_share_a_pool_until_they_are_serv
     rest.core.remove(infos[-1].input_addr, 0.0)
     pools.forget_unused([])
     assert pools.get(0, "another") not in (rest, pools.of(info()), pools.get(0, "third"))
+
+
+def test_a_pool_that_is_made_later_knows_how_many_hubs_there_are() -> None:
+    pools = pools_of(0)
+    pools.set_live_hubs(3)
+    assert [pool.core.members.hubs for pool in (pools.of(info()), pools.get(0, "later"))] == [3, 3]
+
+
+def test_without_a_maker_a_version_that_is_served_is_in_the_first_pool_too() -> None:
+    pool = StagePool(0, LeastLoadBalancer())
+    assert Pools([pool]).serve(0, "f") is pool

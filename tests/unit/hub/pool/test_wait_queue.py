@@ -219,3 +219,98 @@ def test_who_was_served_by_an_ejected_replica_waits_no_more() -> None:
     slots.free(0)
     queue.serve()
     assert (pending.result, len(queue)) == ("r at an ejected one", 0)
+
+
+def test_a_pick_that_was_cancelled_takes_no_slot() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    gone, _ = queued(queue, "gone")
+    left, _ = queued(queue, "left")
+    aside, _ = queued(queue, "aside", 0, "the rest")
+    gone.result = aside.result = "cancelled"
+    slots.ejected_free_count = 1
+    slots.free(1)
+    queue.serve()
+    assert (slots.tried, gone.result, aside.result, left.result) == (["left"], "cancelled", "cancelled", "left")
+
+
+def test_a_policy_that_raises_fails_the_pick_that_it_was_asked_for_and_no_other() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    (first, _), (second, _) = queued(queue, "first"), queued(queue, "second")
+    pick, error = slots.pick, RuntimeError("a third party's bug")
+
+    def broken(request_id: str, *more: Any, **options: Any) -> Any:
+        if request_id == "first":
+            raise error
+        return pick(request_id, *more, **options)
+
+    slots.pick = broken  # type: ignore[method-assign]
+    slots.free(2)
+    queue.serve()
+    assert (first.result, second.result, len(queue)) == (error, "second", 0)
+
+
+def test_nobody_is_tried_while_nothing_has_become_pickable() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    queued(queue, "r", 0, "x")
+    slots.free(1)
+    queue.serve()
+    queued(queue, "s")
+    queue.serve()
+    assert slots.tried == ["r"]
+    slots.free(0)
+    queue.serve()
+    assert slots.tried == ["r", "r", "s"]
+
+
+def test_ejected_replicas_are_needed_by_who_avoids_all_others() -> None:
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    queued(queue, "r", 0, "x")
+    assert not queue.needs_ejected
+    queued(queue, "s", 0, "the rest")
+    assert queue.needs_ejected
+
+
+def test_only_as_many_wait_for_the_best_as_the_best_have_slots_for() -> None:
+    """Three wait, the best have one slot: the first two may not wait any more, and the third may."""
+    slots = Slots()
+    queue = WaitQueue(0, slots, 10.0)
+    asked: list[tuple[str, bool]] = []
+
+    def pick(request_id: str, *_: Any, may_wait: bool, **__: Any) -> Any:
+        asked.append((request_id, may_wait))
+
+    slots.pick = pick  # type: ignore[assignment,method-assign]
+    waiting = [queued(queue, name)[1] for name in "abc"]
+    slots.starved_slots = 1
+    slots.free(1)
+    queue.serve()
+    assert asked == [("a", False), ("b", False), ("c", True)]
+    asked.clear()
+    queue.stop_preferring(waiting[2])
+    assert asked == [("a", False), ("b", False), ("c", False)]
+    assert len(queue) == 3
+
+
+def test_a_pick_times_out_by_the_later_of_its_arrival_and_the_loss_of_the_last_replica() -> None:
+    slots = Slots()
+    slots.unavailable_since_s = 2.0
+    queue = WaitQueue(3, slots, 10.0)
+    pending = Pending()
+    late: Waiter[Any] = Waiter("r", {}, None, (), 0, 5.0, pending)
+    queue.add(late)
+    assert queue.time_out(late, 12.0) == 3.0
+    assert queue.time_out(late, 15.0) is None
+    assert isinstance(pending.result, StageUnavailableError)
+    assert pending.result.stage_id == 3
+
+
+def test_an_empty_line_has_nobody_who_waits() -> None:
+    line: PriorityQueue[str] = PriorityQueue()
+    assert (line.pop(), line.oldest(), line.oldest_wait_s(5.0), len(line)) == (None, None, 0.0, 0)
+    line.add(waiter("r", arrived_s=9.0))
+    assert line.oldest_wait_s(5.0) == 0.0
+    assert repr(line) == "PriorityQueue(1 waiting, 0 avoiding replicas)"

@@ -136,3 +136,13 @@ def test_where_nobody_waits_nobody_gives_way() -> None:
     scene = Scene(1)
     assert scene.attach("a", 0.0)
     assert scene.limits.review(1000.0) == ([], [])
+
+
+def test_one_that_waits_for_another_turn_is_not_connected_to_for_the_first_time() -> None:
+    scene = Scene()
+    assert scene.limits.attached("a", 0.0)
+    scene.limits.gone("a")
+    scene.limits.postpone("a")
+    assert not scene.limits.attached("a", 1.0)
+    scene.limits.gone("a")
+    assert scene.limits.attached("a", 2.0)

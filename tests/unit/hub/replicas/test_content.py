@@ -48,6 +48,8 @@ def test_what_engines_put_out_passes(modality: str, mime: str, attachments: int)
 def test_other_kinds_and_types_are_named(modality: str, mime: str, attachments: int, said: str) -> None:
     assert said in flaw(modality, mime, attachments)
     assert len(flaw("m" * 256, "", 0)) < 200
+    for told in (flaw("m" * 256, "", 0), flaw("image", "m" * 256, 1)):
+        assert repr(wire.shortened("m" * 256, 40)) in told
 
 
 @pytest.mark.attack("M5")

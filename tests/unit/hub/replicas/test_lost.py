@@ -182,3 +182,10 @@ def test_of_those_that_answer_again_none_is_silent() -> None:
     assert repr(lost) == "LostReplicas(0 lost, 1 silent)"
     lost.session_up(a)
     assert repr(lost) == "LostReplicas(0 lost, 0 silent)"
+
+
+def test_a_loss_of_a_host_that_is_up_for_hours_is_remembered_for_an_hour_too() -> None:
+    lost = LostReplicas()
+    lost.follow_view(view(info(0, 5)), {}, 9000.0)
+    assert names(lost, 12_600.0) == ["0/0"]
+    assert names(lost, 12_600.1) == []

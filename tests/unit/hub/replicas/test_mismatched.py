@@ -205,3 +205,44 @@ def test_what_most_have_loaded_is_counted_the_more_rarely_the_longer_that_takes(
     scene.membership.review_members()
     assert len(counted) == 21
     assert scene.picked() == {20, 21}
+
+
+def test_where_nobody_is_disputed_nothing_is_due_and_nothing_is_left_to_apply() -> None:
+    scene = Scene()
+    assert scene.membership.mismatched.next_review_s is None
+    scene.show(record(0), record(1, "other"))
+    assert scene.membership.mismatched.next_review_s is None
+    assert not scene.membership.mismatched._mismatches.changed
+    assert scene.membership.mismatched.count(1) == 0
+
+
+def test_a_refused_replica_that_goes_is_not_said_to_be_let_in(caplog: pytest.LogCaptureFixture) -> None:
+    """1. one of two refused ones goes, without a word; 2. the document of the other is served: it is let in"""
+    scene, infos = Scene(), [record(0), record(1, "other"), record(2, "third")]
+    with caplog.at_level(logging.INFO):
+        scene.show(*infos)
+        caplog.clear()
+        scene.show(*infos[:2])
+        assert scene.membership.mismatched.count(0) == 1
+        assert "refused" not in caplog.text
+        scene.known.add("other")
+        scene.membership.check_mismatches()
+    assert [line.getMessage() for line in caplog.records if "refused" in line.getMessage()] == [
+        "replica.not_refused replica=0/1"
+    ]
+    assert scene.membership.mismatched.count(0) == 0
+
+
+def test_a_refused_replica_that_is_entered_again_is_refused_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    """Its session, and its record's load, change nothing; another reason is told once more."""
+    scene, other = Scene(), record(1, "other")
+    scene.show(record(0), other)
+    pool = scene.pools.of(other)
+    pool.core.remove(other.input_addr, 0.0)
+    pool.core.upsert(other, 0.0)
+    pool.core.session_up(other.input_addr, 0.0)
+    assert scene.picked("other") == {1}
+    scene.membership.mismatched.replica_entered(pool, other.input_addr)
+    assert scene.picked("other") == set()
+    scene.membership.mismatched.replica_entered(pool, "tcp://stranger:1")
+    assert caplog.text.count("replica.refused ") == 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hub.request import events as ev
-from hub.request.companions import MAX_COMPANIONS, check_companions, companion_plan
+from hub.request.companions import MAX_COMPANIONS, Companions, check_companions, companion_plan
 from hub.request.plan import StageGraph
 from omni_discovery.deploy.document import parse_deploy
 from omni_discovery.errors import EngineFailedError, InvalidRequestError, ReplicaLostError
@@ -15,6 +15,9 @@ from omni_discovery.wire import FailureKind
 from tests.support.request_walk import PAIR, Walk, done, finish_of, of
 
 NEGATIVE: dict[str, dict[str, Any]] = {"negative": {"prompt": "blurry"}}
+CHAIN = """
+stages: [{stage_id: 0, engine: e}, {stage_id: 1, engine: e}, {stage_id: 2, engine: e, final_output: text}]
+"""
 TWO = NEGATIVE | {"style": {"prompt": "ink"}}
 
 
@@ -118,3 +121,23 @@ def test_what_no_pipeline_can_serve_is_refused_at_the_door() -> None:
     with pytest.raises(InvalidRequestError, match="nothing comes after stage 0"):
         check_companions(text, NEGATIVE)
     assert companion_plan(plan).next_stages == {0: (1,)}
+
+
+def test_only_the_stages_that_take_the_first_ones_hand_off_wait_for_companions() -> None:
+    plan = StageGraph(parse_deploy(CHAIN, "test.yaml")).plan(None)
+    companions = Companions(plan, TWO)
+    assert [companions.ready_for(stage_id) for stage_id in (0, 1, 2)] == [True, False, True]
+    assert companions.collect("negative", done(0, 0, [1]).payloads) == ""
+    assert not companions.complete
+    assert companions.collect("style", done(0, 0, [1]).payloads) == ""
+    assert companions.ready_for(1)
+    assert [ref.role for ref in companions.refs_for(1)] == ["negative", "style"]
+    assert companions.refs_for(2) == ()
+    companions.reset()
+    assert (companions.ready_for(1), companions.started, companions.refs_for(1)) == (False, False, ())
+
+
+def test_roles_and_companions_may_be_as_long_and_many_as_they_may_be() -> None:
+    plan = StageGraph(parse_deploy(PAIR, "test.yaml")).plan(None)
+    check_companions(plan, {"x" * 32: {"prompt": "x"}})
+    check_companions(plan, {f"r{number}": {"prompt": "x"} for number in range(MAX_COMPANIONS)})

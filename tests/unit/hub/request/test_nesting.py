@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -45,3 +46,11 @@ def test_types_that_only_act_like_lists_and_maps_count_too() -> None:
     check_nesting("the input", nested(MAX_NESTING, Own))
     with pytest.raises(InvalidRequestError):
         check_nesting("the input", nested(MAX_NESTING + 1, Own))
+
+
+def test_the_values_of_any_mapping_are_gone_through() -> None:
+    check_nesting("the input", MappingProxyType({"x": nested(MAX_NESTING - 1)}))
+    with pytest.raises(InvalidRequestError):
+        check_nesting("the input", MappingProxyType({"x": nested(MAX_NESTING)}))
+    with pytest.raises(InvalidRequestError):
+        check_nesting("the input", [MappingProxyType({"x": nested(MAX_NESTING)})])

@@ -354,3 +354,11 @@ def test_when_the_last_output_came_is_known_also_of_what_is_only_handed_on() -> 
     flow.piece(0, 0)
     flow.chunk(0, 0)
     assert run.output_at_s == flow.now_s - 2
+
+
+@pytest.mark.parametrize("kind", [FailureKind.OVERLOADED, FailureKind.ENGINE])
+def test_a_stage_that_fails_by_itself_is_not_held_against_the_one_whose_pieces_it_takes(kind: FailureKind) -> None:
+    flow = begun()
+    actions = flow.failed(1, kind)
+    assert of(actions, ev.Abort) == []
+    assert [each.stage_id for each in of(actions, ev.Dispatch)] == [1]

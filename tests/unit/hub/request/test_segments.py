@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from hub.request import events as ev
 from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
 from hub.request.plan import StageGraph
+from hub.request.retry import Loss, Shown, Verdict
 from hub.request.segments import Segments
 from hub.request.state import Phase, RequestState
 from omni_discovery import wire
@@ -298,3 +300,71 @@ def test_only_the_client_is_waited_for_where_no_stage_has_anything_left_to_do() 
         step()
         look()
     assert seen == [False, False, False, True, False, False, True, False]
+
+
+def loss(**fields: Any) -> Loss:
+    usual: dict[str, Any] = {"permanent": False, "exhausted": False, "poison": False, "handoff_gone": False}
+    return Loss(**{**usual, "shown": Shown.NOTHING, "request_shown": False, **fields})
+
+
+def two_segments(max_kept_bytes: int = 1 << 20) -> Segments:
+    """Stage 0 works on the second segment, stage 1 on the first."""
+    segments = Segments(StageGraph(parse_deploy(PAIR, "test.yaml")).plan(), {"prompt": "s0"}, max_kept_bytes)
+    segments.steps()
+    segments.ended(0, [wire.PayloadRef(from_stage=0, to_stage=1, key="k", connector="c", size_bytes=1)])
+    segments.add({"prompt": "s1"})
+    segments.steps()
+    return segments
+
+
+def test_a_stage_on_its_first_segment_is_run_again_and_one_behind_it_begins_the_request_anew() -> None:
+    segments = two_segments()
+    assert (segments.is_first(0), segments.is_first(1)) == (False, True)
+    assert segments.decide(1, loss()).verdict is Verdict.AGAIN
+    assert segments.decide(1, loss(shown=Shown.TOKENS, request_shown=True)).verdict is Verdict.CONTINUE
+    assert segments.decide(0, loss(shown=Shown.TOKENS)).verdict is Verdict.RESTART
+    assert segments.decide(0, loss(exhausted=True)).verdict is Verdict.FAIL
+    assert "only that replica knew" in segments.decide(0, loss(request_shown=True)).why
+
+
+@pytest.mark.parametrize("stage_id", [0, 1])
+def test_where_the_segments_are_not_kept_no_request_begins_anew(stage_id: int) -> None:
+    """Also for a stage on its first segment, whose hand-off is gone: only the whole request can make it again."""
+    segments = two_segments()
+    assert segments.decide(stage_id, loss(handoff_gone=True)).verdict is Verdict.RESTART
+    decision = two_segments(max_kept_bytes=10).decide(stage_id, loss(handoff_gone=True))
+    assert (decision.verdict, decision.why) == (
+        Verdict.FAIL,
+        "the segments so far are too long to be kept for another replica",
+    )
+    shown = segments.decide(stage_id, loss(handoff_gone=True, request_shown=True, all_deterministic=True))
+    assert shown.verdict is Verdict.FAIL
+
+
+def test_segments_are_kept_up_to_so_many_bytes() -> None:
+    size = len(msgspec.msgpack.encode({"prompt": "s0"}))
+    assert two_segments(2 * size)._kept is not None
+    assert two_segments(2 * size - 1)._kept is None
+
+
+def test_each_stage_tells_which_segment_it_works_on() -> None:
+    segments = two_segments()
+    assert [segments.segment_of(stage_id) for stage_id in (0, 1)] == [1, 0]
+    assert [segments.inputs_of(stage_id) for stage_id in (0, 1)] == [{"prompt": "s1"}, {"prompt": "s0"}]
+    assert (segments.arrived, segments.is_complete, segments.waits) == (2, False, False)
+    segments.ended(0)
+    assert (segments.is_idle(0), segments.segment_of(0), segments.inputs_of(0)) == (True, 1, {})
+    segments.add(None)
+    assert (segments.arrived, segments.is_complete, segments.waits) == (2, True, True)
+    assert [step.item.is_end for step in segments.steps()] == [True]
+    assert (segments.is_ending(0), segments.segment_of(0), segments.waits) == (True, 1, False)
+    segments.ended(0)
+    assert (segments.is_over(0), segments.is_over(1), segments.is_ending(0)) == (True, False, False)
+
+
+def test_a_restart_begins_with_all_segments_at_the_first_stage() -> None:
+    segments = two_segments()
+    segments.restart()
+    (first,) = segments.steps()
+    assert (first.stage_id, first.number, first.item.inputs, first.kept_from) == (0, 0, {"prompt": "s0"}, 0)
+    assert segments.waits

@@ -8,10 +8,19 @@ from typing import Any
 
 import pytest
 
-from omni_discovery.wire import MAX_HEAD_BYTES, MAX_LOGPROBS, FailureKind, TokenLogprob, ToolAnswer, ToolCall
+from omni_discovery.errors import REFUSALS
+from omni_discovery.wire import (
+    MAX_HEAD_BYTES,
+    MAX_LOGPROBS,
+    MAX_TOOL_CALLS,
+    FailureKind,
+    TokenLogprob,
+    ToolAnswer,
+    ToolCall,
+)
 from omni_discovery.wire.session import Peer
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
-from stage_runtime.engine_loop.check_output import PROMPT_PLACES, flaw_of
+from stage_runtime.engine_loop.check_output import MAX_CALLED, MAX_CALLED_NAME, PROMPT_PLACES, flaw_of
 from stage_runtime.engine_loop.jobs import (
     Finished,
     NextSegment,
@@ -30,6 +39,7 @@ from stage_runtime.server.ledger import Ticket
 from stage_runtime.server.sessions import head_of
 from tests.support.replica_engine import ScriptedEngine
 
+CALL = ToolCall(name="add", arguments="{}")
 WRONG: dict[str, Any] = {
     "text": 7,
     "text of bytes": {"text": b"x"},
@@ -63,6 +73,33 @@ WRONG: dict[str, Any] = {
     "called of a list": {"finish_reason": "stop", "called": ToolAnswer(calls=["add"])},
     "called without a name": {"finish_reason": "stop", "called": ToolAnswer(calls=(ToolCall(name="", arguments=""),))},
     "called of a book": {"finish_reason": "stop", "called": ToolAnswer(content="x" * (1 << 20))},
+    "called by a name of a book": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(calls=(ToolCall(name="x" * (MAX_CALLED_NAME + 1), arguments=""),)),
+    },
+    "called of a word too much": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(content="x" * (MAX_CALLED - 1), calls=(CALL,)),
+    },
+    "called without arguments": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(calls=(ToolCall(name="add", arguments=None),)),  # type: ignore[arg-type]
+    },
+    "called without calls": {"finish_reason": "stop", "called": ToolAnswer(calls=("add",))},  # type: ignore[arg-type]
+    "called once without a name": {
+        "finish_reason": "stop",
+        "called": ToolAnswer(calls=(CALL, ToolCall(name="", arguments=""))),
+    },
+    "called of bytes": {"finish_reason": "stop", "called": ToolAnswer(content=b"x")},  # type: ignore[arg-type]
+    "error of another status": {"finish_reason": "error", "error": (FailureKind.INVALID, "x", 200)},
+    "error with a status of text": {"finish_reason": "error", "error": (FailureKind.INVALID, "x", "400")},
+    "error of one": {"finish_reason": "error", "error": (FailureKind.INVALID,)},
+    "error of bytes": {"finish_reason": "error", "error": (FailureKind.INVALID, b"x")},
+    "usage of truths": {"finish_reason": "stop", "usage": {"n": True}},
+    "logprobs with a token below": {"token_ids": (1,), "logprobs": (((-1, -0.5, 1, "a"),),)},
+    "logprobs with a token of text": {"token_ids": (1,), "logprobs": ((("1", -0.5, 1, "a"),),)},
+    "logprobs with a rank of text": {"token_ids": (1,), "logprobs": (((1, -0.5, "1", "a"),),)},
+    "logprobs with bytes": {"token_ids": (1,), "logprobs": (((1, -0.5, 1, b"a"),),)},
     "called too often": {
         "finish_reason": "stop",
         "called": ToolAnswer(calls=(ToolCall(name="add", arguments="{}"),) * 129),
@@ -150,6 +187,11 @@ def test_what_an_engine_may_say_has_no_flaw() -> None:
         {"text": "x", "token_ids": [1, 2]},
         {"image_png": b"", "finish_reason": "stop", "usage": {"n": 1}, "handoff": {}, "handoff_piece": {"a": 1}},
         {"image_png": b"", "partial_image": 2},
+        {"image_png": b"", "partial_image": 0},
+        {"error": (FailureKind.INVALID, "no", 400)},
+        {"finish_reason": "stop", "called": ToolAnswer(content="x" * (MAX_CALLED - 2), calls=(CALL,))},
+        {"finish_reason": "stop", "called": ToolAnswer(calls=(CALL,) * MAX_TOOL_CALLS)},
+        {"finish_reason": "stop", "called": ToolAnswer(calls=(ToolCall(name="x" * MAX_CALLED_NAME, arguments=""),))},
         {"error": (FailureKind.INVALID, "no")},
         {"token_ids": [1], "logprobs": [[(1, float("-inf"), 0, ""), *[(2, -0.5, 1, "b")] * 20]]},
         {"token_ids": [1], "prompt_logprobs": [[(1, -0.5, 1, "a")]] * 3},
@@ -235,3 +277,24 @@ def test_more_behind_an_end_that_waits_for_its_pieces_fails_the_request(bench: B
     assert isinstance(end, RequestFailed)
     bench.loop.jobs.put(WindowUpdate("p", 1, 2))
     assert bench.put_out() == []
+
+
+def test_files_come_before_words_and_each_says_what_it_is(bench: Bench) -> None:
+    said = bench.put_out(EngineOutput("a", text="x", audio_wav=b"WAV", pooled_npy=b"NPY", image_png=b"PNG"))
+    assert said == [
+        OutputChunk("a", "image", mime="image/png", attachment=b"PNG"),
+        OutputChunk("a", "audio", mime="audio/wav", attachment=b"WAV"),
+        OutputChunk("a", "embedding", mime="application/x-npy", attachment=b"NPY"),
+        OutputChunk("a", "text", text="x"),
+    ]
+
+
+def test_tokens_without_text_are_said_with_the_tokens_of_the_prompt(bench: Bench) -> None:
+    (said,) = bench.put_out(EngineOutput("a", token_ids=[7], prompt_token_ids=[3, 4]))  # type: ignore[arg-type]
+    assert said == OutputChunk("a", "text", token_ids=(7,), prompt_token_ids=(3, 4))
+
+
+def test_a_wrong_status_is_answered_with_those_that_there_are() -> None:
+    assert flaw_of(EngineOutput("a", error=(FailureKind.INVALID, "x", 200))).endswith(
+        f"int 200: there are {', '.join(map(str, REFUSALS))}"
+    )

@@ -13,6 +13,7 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.wire.containers import MAX_CONTAINERS
 from stage_runtime.engine_loop.control import Controls, fail, perform
 from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.base import CONTROL_METHODS
@@ -168,6 +169,17 @@ def test_a_call_that_is_cancelled_while_it_waits_lets_the_others_pass() -> None:
     assert turns.controls.cancel_call("#2") == []
 
 
+def test_a_call_behind_the_first_is_cancelled_alone_and_a_stranger_cancels_none() -> None:
+    turns = Turns()
+    for number in (1, 2, 3):
+        turns.controls.accept_call(call("sleep", key=f"#{number}"))
+    assert turns.controls.cancel_call("#9") == []
+    (cancelled,) = turns.controls.cancel_call("#2")
+    assert (cancelled.key, cancelled.error) == ("#2", "ControlRefusedError: nobody waits for it any more")
+    turns.idle = True
+    assert turns.keys(turns.controls.run_due()) == ["#1", "#3"]
+
+
 def test_an_engine_that_dies_answers_what_waits() -> None:
     turns = Turns()
     turns.controls.accept_call(call("sleep", key="#1"))
@@ -190,3 +202,11 @@ def test_the_echo_engine_takes_as_long_as_it_is_told(method: str) -> None:
 def test_an_engine_that_can_not_sleep_is_not_asked_whether_it_does(caplog: pytest.LogCaptureFixture) -> None:
     assert perform(capabilities_of(ScriptedEngine()), call("sleep")).is_asleep is None
     assert caplog.records == []
+
+
+def test_a_result_of_too_many_parts_is_refused_and_one_of_many_is_not() -> None:
+    engine = capabilities_of(echo(allow_rpc=["say"]))
+    # Beside the list itself there are the one around it, and the mapping of what was named.
+    assert value(perform(engine, call("collective_rpc", "say", [[]] * (MAX_CONTAINERS - 3)))) is not None
+    called = perform(engine, call("collective_rpc", "say", [[]] * MAX_CONTAINERS))
+    assert called.error.startswith("ControlRefusedError: a result of more than")

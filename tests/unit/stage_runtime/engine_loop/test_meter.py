@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -86,3 +87,24 @@ def test_figures_that_can_not_be_read_cost_a_line_and_nothing_else(
     assert meter.engine == {}
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert caplog.messages[0].startswith("engine.metrics_failed")
+
+
+def test_an_engine_that_has_done_nothing_counts_nothing() -> None:
+    meter = EngineMeter(None)
+    assert (meter.steps, meter.prompt_tokens, meter.completion_tokens, meter.engine) == (0, 0, 0, {})
+
+
+def test_the_end_counts_what_a_usage_does_not_say_as_nothing() -> None:
+    meter = EngineMeter(None)
+    meter.count_end(running(), EngineOutput("k", finish_reason="stop"))
+    assert (meter.prompt_tokens, meter.completion_tokens) == (0, 0)
+
+
+def test_the_engines_figures_are_read_again_after_a_quarter_of_a_second() -> None:
+    metrics, left = engine_figures({"requests_running": 1}, {"requests_running": 2, "kv_cache_usage": math.inf}, {})
+    meter = EngineMeter(metrics)
+    meter.read_engine(10.0)
+    meter.read_engine(10.2)
+    assert (meter.engine, len(left)) == ({"requests_running": 1.0}, 2)
+    meter.read_engine(10.25)
+    assert (meter.engine, len(left)) == ({"requests_running": 2.0}, 1)

@@ -615,3 +615,19 @@ def test_credits_of_a_lost_session_are_good_for_a_request_each_however_many_sess
         one.lend_and_recall(2.0)
         one.open_account("a", session)
     assert [one.use_voided("a", 3.0) for _ in range(5)] == [True, True, True, True, False]
+
+
+def test_what_a_hub_still_runs_counts_for_its_share_after_one_of_its_requests_has_ended() -> None:
+    """1. of four slots a runs three, and b waits: a may begin none without a credit; 2. one ends, then another"""
+    one = book(4, "a", "b")
+    for _ in range(3):
+        assert one.begin_request("a", credit=True)
+    assert one.take_back("a", 1, 1)
+    one.record_demand("b", 1, 2, 0.1, now_s=1.0)
+    assert not one.has_room_without_credit("a")
+    rooms = []
+    for _ in range(3):
+        one.end_request("a")
+        rooms.append(one.has_room_without_credit("a"))
+    assert rooms == [False, True, True]
+    assert one._running_of == {}

@@ -57,3 +57,13 @@ def test_of_the_longest_text_nothing_is_left_out() -> None:
     held = HeldOutput()
     assert held.add(OutputChunk("a", "text", text="x" * (32 << 10), token_ids=(1,)))
     assert not held.add(OutputChunk("a", "text", text="y", token_ids=(1,)))
+
+
+def test_two_chunks_are_joined_as_any_number_is() -> None:
+    held = HeldOutput()
+    assert held.take() is None
+    first, second = word(1), word(2)
+    assert held.add(first)
+    assert held.add(second)
+    assert held.take() == OutputChunk("a", "text", text="w1 w2 ", token_ids=(1, 2, 2, 3))
+    assert not held

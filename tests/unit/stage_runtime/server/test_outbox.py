@@ -275,3 +275,16 @@ def test_a_hub_is_behind_as_long_as_more_than_a_quarter_of_the_bytes_waits() -> 
     outbox.retry_all(1.0)
     assert outbox.behind == set()
     assert line.sent == [("a", [0]), ("a", [1]), ("a", [2])]
+
+
+def test_what_was_dropped_makes_room_for_as_many_bytes() -> None:
+    line = Line()
+    outbox = Outbox(line.send, 8, 1000)
+    line.state["a"] = SendResult.FULL
+    assert outbox.push_message("a", head(0), b"x" * 700, request="large")
+    assert outbox.push_message("a", head(1), request="small")
+    assert not outbox.push_message("a", head(2), b"x" * 700, request="next")
+    assert outbox.behind == {"a"}
+    assert outbox.drop_largest("a") == "large"
+    assert outbox.behind == set()
+    assert outbox.push_message("a", head(2), b"x" * 700, request="next")

@@ -132,6 +132,15 @@ def test_work_for_another_life_is_dropped_and_counted() -> None:
     assert (replica.jobs, replica.counters["wrong_epoch"]) == ([], 1)
 
 
+def test_of_many_messages_for_another_life_the_first_has_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    replica = Replica()
+    for _ in range(3):
+        assert replica.submit(epoch=6) == []
+    assert replica.counters["wrong_epoch"] == 3
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line == "server.wrong_epoch got=6 ours=7 (others are only counted)"
+
+
 def test_before_the_first_life_nothing_is_taken() -> None:
     replica = Replica()
     replica.set_epoch(0)

@@ -87,3 +87,20 @@ def test_the_engine_frees_the_pieces_that_it_has_and_no_later_one() -> None:
     pieces.take("hub", "a", 0, 1)
     assert pieces.bytes_of("hub") == whole // 3
     assert pieces.has_any("a")
+
+
+def test_nothing_is_kept_of_a_hub_whose_pieces_were_all_taken() -> None:
+    pieces = WaitingPieces(100_000)
+    assert pieces.add("hub", "a", feed(0, 10))
+    assert pieces.add("other", "b", feed(0, 10))
+    pieces.take("hub", "a", 0, 0)
+    pieces.forget_request("hub", "a")
+    assert list(pieces._of_hub) == list(pieces._of_requests) == ["other"]
+    assert list(pieces._announced) == ["b"]
+
+
+def test_of_two_requests_the_larger_is_named_by_a_byte_and_of_equals_the_one_whose_piece_comes() -> None:
+    pieces = WaitingPieces(10_000)
+    assert pieces.add("hub", "a", feed(0, 1_000))
+    named = [pieces.largest_with("hub", "b", feed(0, size_bytes)) for size_bytes in (999, 1_000, 1_001)]
+    assert named == ["a", "b", "b"]
