@@ -17,9 +17,10 @@ import msgspec
 import pytest
 
 from tests.bench import report
-from tests.fault.faults import all_faults
+from tests.fault.faults import Fault, all_faults
 from tests.fault.judge import Row
 from tests.fault.load import LOADS
+from tests.fault.pairs import all_pairs
 from tests.fault.runs import run
 from tests.fault.site import Site
 from tests.support.binaries import require_docker, require_haproxy
@@ -83,7 +84,7 @@ class Runs:
 
     def run_all(self, faults: Sequence[str], loads: Sequence[str]) -> None:
         """Run each fault under each load."""
-        known = all_faults()
+        known = _known()
         for name in faults:
             fault, _ = known[name]
             if reason := fault.why_not(self._whole_site()):
@@ -128,13 +129,14 @@ def _line(row: Row, first: str) -> str:
 def _arguments() -> argparse.Namespace:
     """Parsed and checked: these faults are there, and this machine can have a site."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fault", action="append", help="only this one (repeatable)")
+    parser.add_argument("--fault", action="append", help="only this one, or this pair (repeatable)")
+    parser.add_argument("--two", action="store_true", help="two faults at once: the pairs, in place of single faults")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
     parser.add_argument("--hubs", action="append", type=int, choices=(1, 3))
     parser.add_argument("--list", action="store_true", help="print all faults")
     parser.add_argument("--out", type=Path, help="a JSON file to write; the table goes beside it, with the suffix .md")
     given = parser.parse_args()
-    if strange := set(given.fault or ()) - set(all_faults()):
+    if strange := set(given.fault or ()) - set(_known()):
         parser.error(f"no fault is called {', '.join(strange)}")
     if not given.list:
         try:
@@ -145,14 +147,19 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
+def _known() -> dict[str, tuple[Fault, str]]:
+    """Faults and pairs of them, by name."""
+    return all_faults() | all_pairs()
+
+
 def main() -> None:
     """See the module; exit with 1 if a promise was broken."""
     given = _arguments()
-    known = all_faults()
     if given.list:
-        for name, (_, story) in known.items():
-            say(f"{name:26} {story}")
+        for name, (_, story) in _known().items():
+            say(f"{name:{38 if '+' in name else 26}} {story}")
         return
+    chosen = given.fault or list(all_pairs() if given.two else all_faults())
     began_s = time.monotonic()
     rows: list[Row] = []
     more: list[str] = []
@@ -166,7 +173,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for hubs in given.hubs or (1, 3):
             with Runs(Path(folder), hubs, told) as runs:
-                runs.run_all(given.fault or list(known), given.load or list(LOADS))
+                runs.run_all(chosen, given.load or list(LOADS))
                 more += runs.more
     say(table(rows))
     for line in more:
