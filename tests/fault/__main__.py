@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -23,6 +24,8 @@ from tests.fault.load import LOADS
 from tests.fault.pairs import all_pairs
 from tests.fault.runs import run
 from tests.fault.site import Site
+from tests.fault.soak import LEFT_OUT, Result, Soak, Window, page
+from tests.fault.soak import table as table_of_soak
 from tests.support.binaries import require_docker, require_haproxy
 from tests.support.netns import require_netns
 
@@ -131,6 +134,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fault", action="append", help="only this one, or this pair (repeatable)")
     parser.add_argument("--two", action="store_true", help="two faults at once: the pairs, in place of single faults")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="drawn faults and pairs all the time, so long")
+    parser.add_argument("--seed", type=int, default=1, help="of a soak's draws")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
     parser.add_argument("--hubs", action="append", type=int, choices=(1, 3))
     parser.add_argument("--list", action="store_true", help="print all faults")
@@ -159,6 +164,8 @@ def main() -> None:
         for name, (_, story) in _known().items():
             say(f"{name:{38 if '+' in name else 26}} {story}")
         return
+    if given.soak:
+        raise SystemExit(_soak(given))
     chosen = given.fault or list(all_pairs() if given.two else all_faults())
     began_s = time.monotonic()
     rows: list[Row] = []
@@ -183,6 +190,44 @@ def main() -> None:
     if given.out:
         write(given.out, rows, more)
     raise SystemExit(1 if broken or any(line.startswith((_END, _FAILED)) for line in more) else 0)
+
+
+def _soak(given: argparse.Namespace) -> int:
+    """Soak, print the page and write it; the exit code. SIGTERM ends it early, with what there is."""
+    known = {name: fault for name, (fault, _) in _known().items() if not set(name.split("+")) & set(LEFT_OUT)}
+    chosen = {name: known[name] for name in given.fault or known}
+    with tempfile.TemporaryDirectory() as folder:
+        hubs = (given.hubs or [3])[0]
+        with Site(Path(folder) / "site", hubs, hub_module="tests.fault.counted_hub") as site:
+            soak = Soak(site, chosen, given.soak, given.seed)
+            signal.signal(signal.SIGTERM, lambda *_: soak.stop())
+
+            def told(window: Window) -> None:
+                say(_line_of(window))
+                if given.out:
+                    _write_soak(given.out, None, soak.windows, [])
+
+            result, series = soak.run(told)
+            result = msgspec.structs.replace(result, wrong=[*result.wrong, *site.stop()])
+    say(page(result))
+    if given.out:
+        _write_soak(given.out, result, soak.windows, series)
+        given.out.with_suffix(".md").write_text(table_of_soak(result))
+    return 1 if result.wrong else 0
+
+
+def _line_of(window: Window) -> str:
+    recovered = "DID NOT RECOVER" if window.recover_s is None else f"recovered in {window.recover_s:.2f} s"
+    failed = f", COULD NOT BE MADE: {window.failed}" if window.failed else ""
+    lasted_s = window.healed_s - window.broke_s
+    return f"{window.fault}: {lasted_s:.1f} s, {recovered}, load {window.load_average}{failed}"
+
+
+def _write_soak(out: Path, result: Result | None, windows: Sequence[Window], series: Sequence[object]) -> None:
+    """Write what there is as JSON: behind each fault without a result, and at the end with one."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": report.machine(), "result": result, "faults": list(windows), "series": list(series)}
+    out.write_text(json.dumps(msgspec.to_builtins(found), indent=None) + "\n")
 
 
 def write(out: Path, rows: Sequence[Row], more: Sequence[str]) -> None:
