@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -205,13 +205,13 @@ def _soak(given: argparse.Namespace) -> int:
             def told(window: Window) -> None:
                 say(_line_of(window))
                 if given.out:
-                    _write_soak(given.out, None, soak.windows, [])
+                    _write_soak(given.out, None, soak.windows, {})
 
-            result, series = soak.run(told)
+            result, sampled = soak.run(told)
             result = msgspec.structs.replace(result, wrong=[*result.wrong, *site.stop()])
     say(page(result))
     if given.out:
-        _write_soak(given.out, result, soak.windows, series)
+        _write_soak(given.out, result, soak.windows, sampled)
         given.out.with_suffix(".md").write_text(table_of_soak(result))
     return 1 if result.wrong else 0
 
@@ -223,11 +223,11 @@ def _line_of(window: Window) -> str:
     return f"{window.fault}: {lasted_s:.1f} s, {recovered}, load {window.load_average}{failed}"
 
 
-def _write_soak(out: Path, result: Result | None, windows: Sequence[Window], series: Sequence[object]) -> None:
+def _write_soak(out: Path, result: Result | None, windows: Sequence[Window], sampled: Mapping[str, object]) -> None:
     """Write what there is as JSON: behind each fault without a result, and at the end with one."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    found = {"machine": report.machine(), "result": result, "faults": list(windows), "series": list(series)}
-    out.write_text(json.dumps(msgspec.to_builtins(found), indent=None) + "\n")
+    found = {"machine": report.machine(), "result": result, "faults": list(windows), **sampled}
+    out.write_text(json.dumps(msgspec.to_builtins(found)) + "\n")
 
 
 def write(out: Path, rows: Sequence[Row], more: Sequence[str]) -> None:

@@ -20,11 +20,17 @@ class Pair:
     first: str
     second: str
     after_s: float = 0.5
+    #: How long a stream may stand still beyond what both alone may cost.
+    more_s: float = 0.0
 
     @property
     def name(self) -> str:
         return f"{self.first}+{self.second}"
 
+
+#: The hub that makes an answer again for a client has shown nothing of it yet: if its replica is lost then, where one
+#: other is left, it waits for the next one so long (docs/decisions/0013). To the client that is part of one stall.
+_FIRST_WORD_S: Final = 10.0
 
 #: No two of a pair leave the same thing to their heal: a member of etcd, a process, clients, limits of a process.
 PAIRS: Final = (
@@ -35,8 +41,8 @@ PAIRS: Final = (
     # The hub starts again before there is an etcd that could tell it of replicas.
     Pair("hub-killed", "etcd-down"),
     # Another hub makes an answer again, and may ask the replica that stands still for it.
-    Pair("replica-stopped", "hub-killed"),
-    Pair("host-cut-off", "hub-killed"),
+    Pair("replica-stopped", "hub-killed", more_s=_FIRST_WORD_S),
+    Pair("host-cut-off", "hub-killed", more_s=_FIRST_WORD_S),
     # A hub sees the host silent, and hears nothing of its leases, which end meanwhile.
     Pair("host-cut-off", "etcd-compacted"),
     Pair("lease-revoked", "replica-killed"),
@@ -73,17 +79,17 @@ def fault_of(pair: Pair, known: Mapping[str, tuple[Fault, str]]) -> Fault:
         break_it=break_both,
         prepare=_each(first.prepare, second.prepare),
         restore=_each(second.restore, first.restore),
-        promise=together(first.promise, second.promise),
+        promise=together(first.promise, second.promise, pair.more_s),
         why_not=lambda site: first.why_not(site) or second.why_not(site),
         is_noticed=first.is_noticed or second.is_noticed,
     )
 
 
-def together(first: Promise, second: Promise) -> Promise:
-    """What is kept under both: one stall may come behind the other."""
+def together(first: Promise, second: Promise, more_s: float = 0.0) -> Promise:
+    """What is kept under both: one stall may come behind the other, and ``more_s`` behind these."""
     is_as_long = first.stall_s is None or second.stall_s is None
     return Promise(
-        stall_s=None if is_as_long else (first.stall_s or 0.0) + (second.stall_s or 0.0),
+        stall_s=None if is_as_long else (first.stall_s or 0.0) + (second.stall_s or 0.0) + more_s,
         stall_alone_s=first.stall_alone_s + second.stall_alone_s,
         recovery_s=max(first.recovery_s, second.recovery_s),
         takes_a_hub=first.takes_a_hub or second.takes_a_hub,

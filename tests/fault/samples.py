@@ -30,6 +30,8 @@ class Samples:
         self.points: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
         #: Who a process is: replicas are known by their records.
         self.names: dict[int, str] = {0: _SITE}
+        #: Which tasks a hub had last: how many of each coroutine function.
+        self._tasks: dict[int, dict[str, int]] = {}
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, daemon=True)
 
@@ -51,6 +53,10 @@ class Samples:
             if line := fit(self._name(pid), what, behind, least_span_s):
                 found.append(line)
         return found
+
+    def tasks(self) -> dict[str, dict[str, int]]:
+        """What each hub's tasks were at its last look: how many of each coroutine function."""
+        return {f"{self._name(pid)}, process {pid}": dict(sorted(found.items())) for pid, found in self._tasks.items()}
 
     def as_built_in(self, began_s: float) -> list[dict[str, object]]:
         """All series, with moments counted from ``began_s``, as JSON has them."""
@@ -86,7 +92,7 @@ class Samples:
         for pid in running:
             self._note(pid, held_by(pid))
             if pid in hubs:
-                self._note(pid, _tasks_of(self._site.folder / hubs[pid]))
+                self._note_tasks(pid, self._site.folder / hubs[pid])
 
     def _ask_etcd(self) -> None:
         try:
@@ -100,6 +106,14 @@ class Samples:
             if b"/replicas/" in base64.b64decode(pair["key"]):
                 record = json.loads(base64.b64decode(pair["value"]))
                 self.names[record["pid"]] = f"replica {record['stage_id']} {record['host']}"
+
+    def _note_tasks(self, pid: int, folder: Path) -> None:
+        try:
+            found = json.loads((folder / "tasks").read_text())
+        except (OSError, ValueError):
+            return
+        self._tasks[pid] = found
+        self._note(pid, {"tasks": float(sum(found.values()))})
 
     def _note(self, pid: int, values: dict[str, float]) -> None:
         now_s = time.monotonic()
@@ -136,10 +150,3 @@ def _size_bytes(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _tasks_of(folder: Path) -> dict[str, float]:
-    try:
-        return {"tasks": float((folder / "tasks").read_text())}
-    except (OSError, ValueError):
-        return {}

@@ -34,7 +34,7 @@ PAUSES_S: Final = (1.0, 6.0)
 SETTLING: Final = 0.2
 JUDGED: Final = 0.5
 #: What processes of one site hold that is judged; each must have been judged of some process of each kind.
-_KINDS: Final = ("hub", "supervisor", "zygote", "replica 0")
+_KINDS: Final = ("hub", "supervisor", "replica 0")
 #: How a fault may fail to be made, Docker's errors among them.
 _FAILURES: Final = (AssertionError, AttributeError, LookupError, OSError, ValueError, subprocess.SubprocessError)
 #: A stall behind the recovery is still the fault's where its request was under way then.
@@ -170,8 +170,8 @@ class Soak:
         """Make no further fault."""
         self._end.set()
 
-    def run(self, told: Callable[[Window], None]) -> tuple[Result, list[dict[str, Any]]]:
-        """Do it; the result, and all series. ``told`` hears of each fault when it is over."""
+    def run(self, told: Callable[[Window], None]) -> tuple[Result, dict[str, Any]]:
+        """Do it; the result, and all that was sampled. ``told`` hears of each fault when it is over."""
         site, began_s = self._site, time.monotonic()
         sizes = {log: log.stat().st_size for log in site.all_logs()}
         every_s = min(5.0, max(1.0, self._minutes * 60.0 / 120.0))
@@ -184,7 +184,8 @@ class Soak:
         from_s = began_s + SETTLING * (ended_s - began_s)
         fits = samples.fits(from_s, JUDGED * (ended_s - from_s))
         found = left_by(site, {}, sizes)
-        return self._result((ended_s - began_s) / 60.0, report, fits, found), samples.as_built_in(began_s)
+        sampled = {"series": samples.as_built_in(began_s), "tasks": samples.tasks()}
+        return self._result((ended_s - began_s) / 60.0, report, fits, found), sampled
 
     def _break_again_and_again(self, end_s: float, told: Callable[[Window], None]) -> None:
         dice = Random(self._seed)

@@ -55,6 +55,7 @@ def test_one_that_can_not_be_made_fails_the_run_and_the_other_is_healed() -> Non
 def test_one_stall_may_come_behind_the_other() -> None:
     silent, taken = Promise(stall_s=4.5), Promise(stall_s=2.0, stall_alone_s=17.0, takes_a_hub=True)
     assert together(silent, taken) == Promise(stall_s=6.5, stall_alone_s=17.0, takes_a_hub=True)
+    assert together(silent, taken, more_s=10.0).stall_s == 16.5
     assert together(silent, Promise(stall_s=None)).stall_s is None
     assert not together(silent, silent).takes_a_hub
 

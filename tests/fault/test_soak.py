@@ -89,7 +89,7 @@ def test_a_soak_in_which_a_kind_of_process_is_not_judged_is_no_proof() -> None:
     whole = [fitted(series())]
     said = judge_growth(whole)
     assert [line for line in said if "lived long enough" in line] == [
-        f"no {kind} lived long enough to be judged" for kind in ("supervisor", "zygote", "replica 0")
+        f"no {kind} lived long enough to be judged" for kind in ("supervisor", "replica 0")
     ]
 
 
