@@ -133,7 +133,7 @@ def _arguments() -> argparse.Namespace:
     """Parsed and checked: these faults are there, and this machine can have a site."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fault", action="append", help="only this one, or this pair (repeatable)")
-    parser.add_argument("--two", action="store_true", help="two faults at once: the pairs, in place of single faults")
+    parser.add_argument("--two", action="store_true", help="the pairs, two faults at once; with three hubs")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="drawn faults and pairs all the time, so long")
     parser.add_argument("--seed", type=int, default=1, help="of a soak's draws")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
@@ -143,6 +143,10 @@ def _arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if strange := set(given.fault or ()) - set(_known()):
         parser.error(f"no fault is called {', '.join(strange)}")
+    if given.soak is not None and not given.soak > 0:
+        parser.error("--soak takes more than 0 minutes")
+    if given.soak and (strange := set(given.fault or ()) - set(_for_soak())):
+        parser.error(f"a soak can't have {', '.join(strange)}")
     if not given.list:
         try:
             for require in (require_docker, require_haproxy, require_netns):
@@ -155,6 +159,15 @@ def _arguments() -> argparse.Namespace:
 def _known() -> dict[str, tuple[Fault, str]]:
     """Faults and pairs of them, by name."""
     return all_faults() | all_pairs()
+
+
+def _for_soak() -> dict[str, Fault]:
+    return {name: fault for name, (fault, _) in _known().items() if not set(name.split("+")) & set(LEFT_OUT)}
+
+
+def hubs_for(chosen: Sequence[str]) -> tuple[int, ...]:
+    """With how many hubs these are run: a pair may take one, and has to leave another."""
+    return (3,) if any("+" in name for name in chosen) else (1, 3)
 
 
 def main() -> None:
@@ -178,7 +191,7 @@ def main() -> None:
             write(given.out, rows, more)
 
     with tempfile.TemporaryDirectory() as folder:
-        for hubs in given.hubs or (1, 3):
+        for hubs in given.hubs or hubs_for(chosen):
             with Runs(Path(folder), hubs, told) as runs:
                 runs.run_all(chosen, given.load or list(LOADS))
                 more += runs.more
@@ -194,7 +207,7 @@ def main() -> None:
 
 def _soak(given: argparse.Namespace) -> int:
     """Soak, print the page and write it; the exit code. SIGTERM ends it early, with what there is."""
-    known = {name: fault for name, (fault, _) in _known().items() if not set(name.split("+")) & set(LEFT_OUT)}
+    known = _for_soak()
     chosen = {name: known[name] for name in given.fault or known}
     with tempfile.TemporaryDirectory() as folder:
         hubs = (given.hubs or [3])[0]

@@ -7,6 +7,7 @@ from typing import cast
 
 import pytest
 
+from tests.fault.__main__ import hubs_for
 from tests.fault.faults import Fault, all_faults
 from tests.fault.judge import Promise
 from tests.fault.pairs import PAIRS, Pair, all_pairs, fault_of, together
@@ -66,6 +67,11 @@ def test_every_pair_is_of_two_faults_that_there_are() -> None:
     assert len(pairs) == len(PAIRS) >= 12
     assert all(pair.first != pair.second for pair in PAIRS)
     assert not set(pairs) & set(all_faults())
+
+
+def test_pairs_are_run_with_a_hub_to_spare() -> None:
+    assert hubs_for(["replica-killed"]) == (1, 3)
+    assert hubs_for(["replica-killed", PAIRS[0].name]) == (3,)
 
 
 def test_what_cannot_be_made_here_says_why() -> None:

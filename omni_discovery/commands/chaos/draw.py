@@ -24,7 +24,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChaosStep:
     """One thing to do to one replica."""
 
     act: Act
@@ -36,25 +36,25 @@ def serving(replicas: Iterable[ReplicaInfo]) -> Counter[int]:
     return Counter(info.stage_id for info in replicas if info.takes_new_work)
 
 
-def choices(
+def possible_steps(
     replicas: Sequence[ReplicaInfo], acts: Sequence[Act], can_signal: Callable[[ReplicaInfo], bool]
-) -> list[Choice]:
+) -> list[ChaosStep]:
     """All that may be done: to replicas that take new work, and are not the last of their stage to do so."""
     left = serving(replicas)
     targets = [info for info in replicas if info.takes_new_work and left[info.stage_id] > 1]
     return [
-        Choice(act, info)
+        ChaosStep(act, info)
         for act in acts
         for info in sorted(targets, key=lambda each: (each.stage_id, each.replica_id))
         if not act.is_a_signal or can_signal(info)
     ]
 
 
-def draw(possible: Sequence[Choice], below: Callable[[int], int]) -> Choice:
+def draw(possible: Sequence[ChaosStep], below: Callable[[int], int]) -> ChaosStep:
     """One of these, each act as likely as another; ``below(n)`` draws a number from 0 to n - 1."""
-    acts = sorted({choice.act for choice in possible})
+    acts = sorted({step.act for step in possible})
     act = acts[below(len(acts))]
-    of_it = [choice for choice in possible if choice.act is act]
+    of_it = [step for step in possible if step.act is act]
     return of_it[below(len(of_it))]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from omni_discovery.commands.chaos.draw import Act, Choice, choices, draw, lacking, serving
+from omni_discovery.commands.chaos.draw import Act, ChaosStep, draw, lacking, possible_steps, serving
 from omni_discovery.commands.operate import OperationFailedError, Target, steer, undo
 from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import ANSWER_S
@@ -56,9 +56,9 @@ class Chaos:
 
     async def show(self) -> None:
         """Say what could be done to which replica."""
-        possible = choices(await self._replicas(), self._acts, is_here)
-        for choice in possible:
-            say(f"could {choice.act} {_who(choice.replica)}")
+        possible = possible_steps(await self._replicas(), self._acts, is_here)
+        for step in possible:
+            say(f"could {step.act} {_who(step.replica)}")
         say(f"{len(possible)} things could be done in namespace {self._namespace!r}; add --yes to do some of them")
 
     async def run(self, seed: int | None) -> int:
@@ -72,7 +72,7 @@ class Chaos:
         before, missing = serving(await self._replicas()), ""
         while not missing and not self._stop.is_set():
             found = await self._replicas()
-            possible = choices(found, self._acts, is_here)
+            possible = possible_steps(found, self._acts, is_here)
             if not possible:
                 raise ConfigError(f"nothing can be done in namespace {self._namespace!r}: {self._why_not(found)}")
             await self._do(draw(possible, dice.randrange))
@@ -92,16 +92,16 @@ class Chaos:
         table.replace(await self._kv.list(keys.replicas_prefix(self._namespace)), time.time())
         return list(table.snapshot().replicas.values())
 
-    async def _do(self, choice: Choice) -> None:
-        info = choice.replica
+    async def _do(self, step: ChaosStep) -> None:
+        info = step.replica
         target = Target(self._namespace, info.stage_id, info.replica_id)
         # Who may not write there is no operator, and signals nobody either.
         await self._kv.delete(target.control_key, _NEVER)
-        if choice.act.is_a_signal and not is_here(info):
-            self._note(f"has ended before it came to {choice.act}: {_who(info)}")
+        if step.act.is_a_signal and not is_here(info):
+            self._note(f"has ended before it came to {step.act}: {_who(info)}")
             return
         self._done += 1
-        match choice.act:
+        match step.act:
             case Act.KILL:
                 os.kill(info.pid, signal.SIGKILL)
                 self._dead.add((info.stage_id, info.replica_id, info.epoch))

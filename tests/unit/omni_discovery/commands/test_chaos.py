@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from omni_discovery.commands.chaos.command import ChaosCommand
-from omni_discovery.commands.chaos.draw import Act, Choice, choices, draw, lacking, serving
+from omni_discovery.commands.chaos.draw import Act, ChaosStep, draw, lacking, possible_steps, serving
 from omni_discovery.commands.chaos.run import Chaos, Times, is_here
 from omni_discovery.commands.main import OmniParser
 from omni_discovery.errors import ConfigError, OmniError, RegistryDeniedError
@@ -46,26 +46,26 @@ def test_the_last_replica_of_a_stage_is_left_alone() -> None:
         info(1, 1),
         info(1, 2, status=ReplicaStatus.STARTING),
     ]
-    found = choices(replicas, list(Act), always)
-    assert {(choice.replica.stage_id, choice.replica.replica_id) for choice in found} == {(1, 0), (1, 1)}
+    found = possible_steps(replicas, list(Act), always)
+    assert {(step.replica.stage_id, step.replica.replica_id) for step in found} == {(1, 0), (1, 1)}
     assert len(found) == 2 * len(Act)
 
 
 def test_elsewhere_a_replica_can_only_be_cordoned() -> None:
     replicas = [info(0, 0), info(0, 1)]
-    assert {choice.act for choice in choices(replicas, list(Act), never)} == {Act.CORDON}
-    assert choices(replicas, [Act.KILL, Act.STOP], never) == []
+    assert {step.act for step in possible_steps(replicas, list(Act), never)} == {Act.CORDON}
+    assert possible_steps(replicas, [Act.KILL, Act.STOP], never) == []
 
 
 def test_each_act_is_as_likely_as_another() -> None:
     """Ten replicas can be cordoned and one of them killed: half of the draws are kills."""
     replicas = [info(0, number) for number in range(10)]
-    found = choices(replicas, [Act.KILL, Act.CORDON], lambda each: each.replica_id == 3)
+    found = possible_steps(replicas, [Act.KILL, Act.CORDON], lambda each: each.replica_id == 3)
     assert len(found) == 11
     first: Callable[[int], int] = lambda below: 0  # noqa: E731
     last: Callable[[int], int] = lambda below: below - 1  # noqa: E731
-    assert draw(found, first) == Choice(Act.CORDON, replicas[0])
-    assert draw(found, last) == Choice(Act.KILL, replicas[3])
+    assert draw(found, first) == ChaosStep(Act.CORDON, replicas[0])
+    assert draw(found, last) == ChaosStep(Act.KILL, replicas[3])
 
 
 def test_a_killed_replica_is_not_back_because_its_lease_has_not_ended() -> None:
