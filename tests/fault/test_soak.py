@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import cast
 
 import pytest
 
+from tests.fault.faults import Fault
 from tests.fault.flat import BOUNDS, LEAST_SAMPLES, Fit, fit, line_of
 from tests.fault.judge import Promise
 from tests.fault.load import Report, Seen
 from tests.fault.samples import held_by
+from tests.fault.site import Site
 from tests.fault.soak import (
     Result,
+    Soak,
     Window,
     drawn,
     judge_growth,
@@ -189,3 +194,42 @@ def test_what_a_process_holds_is_seen(tmp_path: Path) -> None:
     assert now["descriptors"] == before["descriptors"] + 1
     assert now["memory"] > 5.0
     assert held_by(2**22 + 1) == {}
+
+
+def small_soak(monkeypatch: pytest.MonkeyPatch, **faults: Fault) -> Soak:
+    """One whose site has always recovered, with no pauses."""
+    monkeypatch.setattr("tests.fault.soak.whole_since", lambda site: time.monotonic())
+    monkeypatch.setattr("tests.fault.soak.PAUSES_S", (0.0, 0.0))
+    return Soak(cast("Site", None), faults, 1.0, 1)
+
+
+def test_a_fault_that_can_not_be_made_is_healed_told_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def fail(site: Site) -> None:
+        raise OSError("no room")
+
+    bad = Fault(break_it=fail, heal=lambda site: said.append("heal bad"))
+    good = Fault(break_it=lambda site: said.append("break good"))
+    soak = small_soak(monkeypatch, bad=bad, good=good)
+    soak._break_again_and_again(time.monotonic() + 60.0, lambda window: soak.stop() if len(soak.windows) == 4 else None)
+    assert sorted(said) == ["break good"] * 2 + ["heal bad"] * 2
+    assert {(each.fault, each.failed) for each in soak.windows} == {("bad", "OSError: no room"), ("good", "")}
+
+
+def test_told_to_stop_it_waits_no_longer_for_a_fault_and_makes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    long = Fault(break_it=lambda site: soak.stop(), heal=lambda site: said.append("healed"), lasts_s=600.0)
+    soak = small_soak(monkeypatch, long=long)
+    began_s = time.monotonic()
+    soak._break_again_and_again(began_s + 60.0, lambda window: None)
+    assert time.monotonic() - began_s < 30.0
+    assert said == ["healed"]
+    assert len(soak.windows) == 1
+
+
+def test_what_does_not_recover_ends_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
+    soak = small_soak(monkeypatch, one=Fault(break_it=lambda site: None))
+    monkeypatch.setattr("tests.fault.soak.whole_since", lambda site: None)
+    soak._break_again_and_again(time.monotonic() + 60.0, lambda window: None)
+    assert judge_windows(soak.windows) == ["one: the site did not recover"]
