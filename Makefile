@@ -29,9 +29,10 @@ unit: setup-test ## the fast tests only
 chaos: setup-test ## the faults of an etcd cluster again and again, histories of shared state; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)
 
-fault: setup-test ## real processes, hosts and etcds, each fault under each load; an hour (FAULT=hub-killed LOAD=steady HUBS=1)
-	@$(BIN)/python -m tests.fault --out demo-output/fault.json \
-		$(if $(FAULT),--fault $(FAULT)) $(if $(LOAD),--load $(LOAD)) $(if $(HUBS),--hubs $(HUBS))
+fault: setup-test ## real processes, hosts and etcds, each fault under each load; an hour (FAULT=hub-killed LOAD=steady HUBS=1, TWO=1: pairs, SOAK=30: drawn ones for 30 minutes)
+	@$(BIN)/python -m tests.fault --out demo-output/$(if $(SOAK),fault-soak,$(if $(TWO),fault-two,fault)).json \
+		$(if $(FAULT),--fault $(FAULT)) $(if $(LOAD),--load $(LOAD)) $(if $(HUBS),--hubs $(HUBS)) \
+		$(if $(TWO),--two) $(if $(SOAK),--soak $(SOAK))
 
 attack: setup-test ## the attacks of docs/attacks.md on running processes, in minutes, with a table of what became of each
 	@$(BIN)/python -m pytest -p tests.support.attack_table -m attack -q --continue-on-collection-errors tests $(PYTEST_ARGS)

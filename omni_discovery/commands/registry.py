@@ -24,8 +24,11 @@ ANSWER_S: Final = 5.0
 _CALL_S: Final = 4.0
 
 
-def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Add the flags for the registry and the namespace; return their group, for flags of the command's own."""
+def add_registry_options(parser: argparse.ArgumentParser, *, must_be_named: bool = False) -> argparse._ArgumentGroup:
+    """Add the flags for the registry and the namespace; return their group, for flags of the command's own.
+
+    ``must_be_named``: no namespace of the environment is taken.
+    """
     group = parser.add_argument_group("the registry")
     group.add_argument(
         "--etcd-endpoints",
@@ -33,7 +36,10 @@ def add_registry_options(parser: argparse.ArgumentParser) -> argparse._ArgumentG
         default=os.environ.get("OMNI_ETCD_ENDPOINTS"),
         help="the etcd cluster (default: $OMNI_ETCD_ENDPOINTS)",
     )
-    add_namespace_option(group)
+    if must_be_named:
+        group.add_argument("--namespace", required=True, metavar="NAME", help="which deployment on that etcd")
+    else:
+        add_namespace_option(group)
     add_security_options(parser)
     return group
 

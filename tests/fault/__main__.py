@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,14 @@ import msgspec
 import pytest
 
 from tests.bench import report
-from tests.fault.faults import all_faults
+from tests.fault.faults import Fault, all_faults
 from tests.fault.judge import Row
 from tests.fault.load import LOADS
+from tests.fault.pairs import all_pairs
 from tests.fault.runs import run
 from tests.fault.site import Site
+from tests.fault.soak import LEFT_OUT, Result, Soak, Window, page
+from tests.fault.soak import table as table_of_soak
 from tests.support.binaries import require_docker, require_haproxy
 from tests.support.netns import require_netns
 
@@ -83,7 +87,7 @@ class Runs:
 
     def run_all(self, faults: Sequence[str], loads: Sequence[str]) -> None:
         """Run each fault under each load."""
-        known = all_faults()
+        known = _known()
         for name in faults:
             fault, _ = known[name]
             if reason := fault.why_not(self._whole_site()):
@@ -128,14 +132,21 @@ def _line(row: Row, first: str) -> str:
 def _arguments() -> argparse.Namespace:
     """Parsed and checked: these faults are there, and this machine can have a site."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fault", action="append", help="only this one (repeatable)")
+    parser.add_argument("--fault", action="append", help="only this one, or this pair (repeatable)")
+    parser.add_argument("--two", action="store_true", help="the pairs, two faults at once; with three hubs")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="drawn faults and pairs all the time, so long")
+    parser.add_argument("--seed", type=int, default=1, help="of a soak's draws")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
     parser.add_argument("--hubs", action="append", type=int, choices=(1, 3))
     parser.add_argument("--list", action="store_true", help="print all faults")
     parser.add_argument("--out", type=Path, help="a JSON file to write; the table goes beside it, with the suffix .md")
     given = parser.parse_args()
-    if strange := set(given.fault or ()) - set(all_faults()):
+    if strange := set(given.fault or ()) - set(_known()):
         parser.error(f"no fault is called {', '.join(strange)}")
+    if given.soak is not None and not given.soak > 0:
+        parser.error("--soak takes more than 0 minutes")
+    if given.soak and (strange := set(given.fault or ()) - set(_for_soak())):
+        parser.error(f"a soak can't have {', '.join(strange)}")
     if not given.list:
         try:
             for require in (require_docker, require_haproxy, require_netns):
@@ -145,14 +156,30 @@ def _arguments() -> argparse.Namespace:
     return given
 
 
+def _known() -> dict[str, tuple[Fault, str]]:
+    """Faults and pairs of them, by name."""
+    return all_faults() | all_pairs()
+
+
+def _for_soak() -> dict[str, Fault]:
+    return {name: fault for name, (fault, _) in _known().items() if not set(name.split("+")) & set(LEFT_OUT)}
+
+
+def hubs_for(chosen: Sequence[str]) -> tuple[int, ...]:
+    """With how many hubs these are run: a pair may take one, and has to leave another."""
+    return (3,) if any("+" in name for name in chosen) else (1, 3)
+
+
 def main() -> None:
     """See the module; exit with 1 if a promise was broken."""
     given = _arguments()
-    known = all_faults()
     if given.list:
-        for name, (_, story) in known.items():
-            say(f"{name:26} {story}")
+        for name, (_, story) in _known().items():
+            say(f"{name:{38 if '+' in name else 26}} {story}")
         return
+    if given.soak:
+        raise SystemExit(_soak(given))
+    chosen = given.fault or list(all_pairs() if given.two else all_faults())
     began_s = time.monotonic()
     rows: list[Row] = []
     more: list[str] = []
@@ -164,9 +191,9 @@ def main() -> None:
             write(given.out, rows, more)
 
     with tempfile.TemporaryDirectory() as folder:
-        for hubs in given.hubs or (1, 3):
+        for hubs in given.hubs or hubs_for(chosen):
             with Runs(Path(folder), hubs, told) as runs:
-                runs.run_all(given.fault or list(known), given.load or list(LOADS))
+                runs.run_all(chosen, given.load or list(LOADS))
                 more += runs.more
     say(table(rows))
     for line in more:
@@ -176,6 +203,44 @@ def main() -> None:
     if given.out:
         write(given.out, rows, more)
     raise SystemExit(1 if broken or any(line.startswith((_END, _FAILED)) for line in more) else 0)
+
+
+def _soak(given: argparse.Namespace) -> int:
+    """Soak, print the page and write it; the exit code. SIGTERM ends it early, with what there is."""
+    known = _for_soak()
+    chosen = {name: known[name] for name in given.fault or known}
+    with tempfile.TemporaryDirectory() as folder:
+        hubs = (given.hubs or [3])[0]
+        with Site(Path(folder) / "site", hubs, hub_module="tests.fault.counted_hub") as site:
+            soak = Soak(site, chosen, given.soak, given.seed)
+            signal.signal(signal.SIGTERM, lambda *_: soak.stop())
+
+            def told(window: Window) -> None:
+                say(_line_of(window))
+                if given.out:
+                    _write_soak(given.out, None, soak.windows, {})
+
+            result, sampled = soak.run(told)
+            result = msgspec.structs.replace(result, wrong=[*result.wrong, *site.stop()])
+    say(page(result))
+    if given.out:
+        _write_soak(given.out, result, soak.windows, sampled)
+        given.out.with_suffix(".md").write_text(table_of_soak(result))
+    return 1 if result.wrong else 0
+
+
+def _line_of(window: Window) -> str:
+    recovered = "DID NOT RECOVER" if window.recover_s is None else f"recovered in {window.recover_s:.2f} s"
+    failed = f", COULD NOT BE MADE: {window.failed}" if window.failed else ""
+    lasted_s = window.healed_s - window.broke_s
+    return f"{window.fault}: {lasted_s:.1f} s, {recovered}, load {window.load_average}{failed}"
+
+
+def _write_soak(out: Path, result: Result | None, windows: Sequence[Window], sampled: Mapping[str, object]) -> None:
+    """Write what there is as JSON: behind each fault without a result, and at the end with one."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    found = {"machine": report.machine(), "result": result, "faults": list(windows), **sampled}
+    out.write_text(json.dumps(msgspec.to_builtins(found)) + "\n")
 
 
 def write(out: Path, rows: Sequence[Row], more: Sequence[str]) -> None:

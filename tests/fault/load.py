@@ -26,6 +26,8 @@ PAUSES_S: Final = (0.2, 1.0, 2.0, 4.0, 8.0)
 #: A client that hears nothing for so long takes its connection for dead. More than a request may wait that lost its
 #: replica before its first word, where one other is left (docs/decisions/0013).
 SILENCE_S: Final = 30.0
+#: What a 503 says that tells clients to come later since there are too many of them (docs/http-api.md).
+BOUNDS: Final = ('"too_many_connections"', '"too_many_bodies"')
 #: One that is told to come later so often gives up.
 REFUSALS: Final = 60
 
@@ -248,7 +250,8 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def _refusal(status: int, headers: str, text: str) -> Exception:
-    if status in {409, 429}:
+    # A 503 for want of a replica or a hub is a broken answer; one for a bound of the hub's is a refusal.
+    if status in {409, 429} or (status == 503 and any(code in text for code in BOUNDS)):
         found = [line.partition(":")[2] for line in headers.splitlines() if line.lower().startswith("retry-after:")]
         if found:
             return RefusedError(float(found[0]))

@@ -85,7 +85,7 @@ def _run(site: Site, name: str, fault: Fault, load: str) -> tuple[Row, str]:
     before, sizes = site.processes(), {log: log.stat().st_size for log in site.all_logs()}
     counts, found = _counts(site), []
     busy = os.getloadavg()[0]
-    with _clients(site, load) as clients:
+    with clients_of(site, load) as clients:
         time.sleep(BEFORE_S)
         first = FirstWord(site.logs)
         broke_s = time.monotonic()
@@ -93,13 +93,13 @@ def _run(site: Site, name: str, fault: Fault, load: str) -> tuple[Row, str]:
         time.sleep(fault.lasts_s)
         fault.heal(site)
         healed_s = time.monotonic()
-        whole_s = _whole_since(site)
+        whole_s = whole_since(site)
         time.sleep(BEHIND_S)
         first.stop()
         clients.must_run()
         counted = {each: value - counts.get(each, 0.0) for each, value in _counts(site).items()}
     report = msgspec.json.decode((site.folder / "load.json").read_bytes(), type=Report)
-    found += _left(site, before, sizes)
+    found += left_by(site, before, sizes)
     if fault.is_noticed and first.found is None:
         found.append("no hub has a line about it")
     noticed_s, line = first.found or (None, "")
@@ -119,7 +119,7 @@ def _run(site: Site, name: str, fault: Fault, load: str) -> tuple[Row, str]:
 
 
 @contextmanager
-def _clients(site: Site, load: str) -> Iterator[Child]:
+def clients_of(site: Site, load: str) -> Iterator[Child]:
     """The clients, asking until the block ends; then they end what they have asked."""
     host, port = site.address
     flags = ["--host", host, "--port", str(port), "--load", load, "--out", "load.json"]
@@ -138,7 +138,7 @@ def _clients(site: Site, load: str) -> Iterator[Child]:
     assert child.process.returncode == 0, child.text
 
 
-def _whole_since(site: Site) -> float | None:
+def whole_since(site: Site) -> float | None:
     """Since when the site lacks nothing; None if it goes on lacking something."""
     deadline_s = time.monotonic() + RECOVERY_S
     while time.monotonic() < deadline_s:
@@ -160,7 +160,7 @@ def _counts(site: Site) -> dict[tuple[int, str], float]:
     return found
 
 
-def _left(site: Site, before: dict[int, tuple[str, int, int]], sizes: dict[Path, int]) -> list[str]:
+def left_by(site: Site, before: dict[int, tuple[str, int, int]], sizes: dict[Path, int]) -> list[str]:
     """What a run has left behind: requests, slots, descriptors, shared memory, and bugs in the log."""
     wrong = []
     try:

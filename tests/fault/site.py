@@ -77,8 +77,9 @@ listen hubs
 class Site:
     """All of it, ready to be asked at ``address`` once it is entered."""
 
-    def __init__(self, folder: Path, hubs: int) -> None:
+    def __init__(self, folder: Path, hubs: int, hub_module: str = "omni_discovery") -> None:
         self.folder = folder
+        self._hub_module = hub_module
         self.names = HUBS[:hubs]
         self.hubs: dict[str, Hub] = {}
         #: By stage and side.
@@ -148,7 +149,10 @@ class Site:
         self._lives += 1
         flags = ["--deploy-config", str(folder / "deploy.yaml"), "--hub-only", "--host", host.address]
         flags += ["--port", str(PORT), "--max-waiting", "16", *self._registry()]
-        self.hubs[name] = Hub(folder, flags, NAMESPACE, variables, host=host, name=f"hub-{self._lives}")
+        variables = {"PYTHONPATH": str(ROOT), **(variables or {})}
+        self.hubs[name] = Hub(
+            folder, flags, NAMESPACE, variables, module=self._hub_module, host=host, name=f"hub-{self._lives}"
+        )
         self.hubs[name].url = f"http://{host.address}:{PORT}"
 
     def start_supervisor(self, stage: int, side: str, variables: Mapping[str, str] | None = None) -> None:

@@ -146,3 +146,14 @@ async def test_an_error_of_the_server_is_asked_again_and_one_of_the_client_is_no
     assert seen.error.startswith("400")
     seen, _ = await asked_of(b"HTTP/1.1 429 X\r\nRetry-After: 0\r\n\r\n{}", stream([answer_of(1)]))
     assert (seen.error, seen.broken, seen.refused) == ("", 0, 1)
+
+
+async def test_a_bound_of_the_hub_is_a_refusal_and_a_lack_of_replicas_is_not() -> None:
+    """Both are a 503 with a time to come again: the first is meant under overload, the second never."""
+    head = b"HTTP/1.1 503 X\r\nRetry-After: 0\r\n\r\n"
+    seen, _ = await asked_of(head + b'{"error":{"code":"too_many_connections"}}', stream([answer_of(1)]))
+    assert (seen.error, seen.broken, seen.refused) == ("", 0, 1)
+    seen, _ = await asked_of(head + b'{"error":{"code":"stage_unavailable"}}', stream([answer_of(1)]))
+    assert (seen.error, seen.broken, seen.refused) == ("", 1, 0)
+    seen, _ = await asked_of(b"HTTP/1.1 429 X\r\n\r\n{}")
+    assert seen.error.startswith("429"), "without a time to come again"

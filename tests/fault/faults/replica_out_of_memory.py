@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from stage_runtime.demo.processes import alive
 from tests.fault.faults import Fault
 from tests.fault.site import Site
+from tests.support.processes import wait_for
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
@@ -20,9 +22,16 @@ def folder() -> Path:
 
 def break_it(site: Site) -> None:
     folder().mkdir()
+    pid = site.pid_of(1, "right")
     # What it has stays with its former group: the next page that it asks for is one too many.
     (folder() / "memory.limit_in_bytes").write_text("4096")
-    (folder() / "cgroup.procs").write_text(str(site.pid_of(1, "right")))
+    (folder() / "cgroup.procs").write_text(str(pid))
+    # An idle one asks for none for seconds.
+    try:
+        wait_for("a replica to ask for a page", lambda: not alive([pid]), 30.0)
+    except AssertionError:
+        heal(site)
+        raise
 
 
 def heal(site: Site) -> None:
@@ -32,4 +41,4 @@ def heal(site: Site) -> None:
     folder().rmdir()
 
 
-FAULT = Fault(break_it=break_it, heal=heal, lasts_s=5.0, why_not=why_not)
+FAULT = Fault(break_it=break_it, heal=heal, why_not=why_not)

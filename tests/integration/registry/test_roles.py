@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from omni_discovery.clients import OmniCoordClientForStage
+from omni_discovery.commands.chaos.draw import Act
+from omni_discovery.commands.chaos.run import Chaos, Times
+from omni_discovery.commands.operate import OperationFailedError
 from omni_discovery.errors import RegistryDeniedError
 from omni_discovery.etcd.admin import grant_roles
 from omni_discovery.etcd.config import RegistrySecurity
@@ -19,6 +22,7 @@ from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.kv import Held
 from omni_discovery.records import jobs, keys
 from omni_discovery.records.roles import API_KEYS, OPEN_FAMILIES, WRITES
+from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.view.families import NamespaceReader
 from tests.support.binaries import require_debian_etcd, wheel_etcd
 from tests.support.processes import Child, wait_for
@@ -114,6 +118,28 @@ async def test_only_hubs_reach_the_jobs_of_their_namespace(secured: EtcdServer, 
         for refused in (kv.get(jobs.job_key("beta", "video_1")), kv.list(jobs.JOBS_ROOT)):
             with pytest.raises(RegistryDeniedError):
                 await refused
+
+
+@pytest.mark.parametrize("role", WRITES)
+async def test_chaos_is_for_operators(secured: EtcdServer, role: str) -> None:
+    """Who may not steer replicas is refused before anything is done to one, even to one of its own host."""
+    async with connected(secured, "replica") as kv:
+        lease_id = (await kv.grant(30.0)).lease_id
+        for number in (0, 1):
+            record = ReplicaRecord(
+                stage_id=0, replica_id=number, input_addr="in", output_addr="out", status=ReplicaStatus.UP
+            )
+            await kv.put(keys.replica_key(NS, 0, number), encode_record(record), lease_id)
+    try:
+        async with connected(secured, role) as kv:
+            chaos = Chaos(kv, NS, [Act.CORDON], Times(for_s=0.0, pause_s=0.0, hold_s=0.0, recovery_s=1.0))
+            # The operator is let in, and hears nothing of replicas that are no processes.
+            refused = OperationFailedError if role == "operator" else RegistryDeniedError
+            with pytest.raises(refused):
+                await chaos.run(seed=1)
+    finally:
+        async with connected(secured, "replica") as kv:
+            await kv.revoke(lease_id)
 
 
 @pytest.mark.attack("A3")

@@ -30,9 +30,12 @@ def parsers() -> Iterator[argparse.ArgumentParser]:
 
 
 def default_namespaces() -> list[str]:
-    """The default of each ``--namespace``."""
+    """The default of each ``--namespace`` that may be left out."""
     return [
-        action.default for parser in parsers() for action in parser._actions if "--namespace" in action.option_strings
+        action.default
+        for parser in parsers()
+        for action in parser._actions
+        if "--namespace" in action.option_strings and not action.required
     ]
 
 

@@ -1,0 +1,1 @@
+"""``omni chaos``: faults of replicas, drawn at random, for the operator of a staging deployment."""
