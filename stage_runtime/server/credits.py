@@ -258,6 +258,8 @@ class CreditBook:
             account.unserved_since_s = now_s
         elif not waiting:
             self._wanting.discard(peer)
+            # What it was lent for requests that went elsewhere is of no use to it.
+            account.pledged = 0
         return True
 
     def _holds_any(self, hub_id: str) -> bool:
