@@ -38,7 +38,7 @@ class OwnTimesHubs(Entry):
 
     def reload(self, hubs: int) -> None:
         own = len(self.in_flight)
-        self.load = max(own, self.reported - self.then + own * hubs)
+        self.load = max(own, self.reported - self.accepted_at_report + own * hubs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 Among 1000 replicas each writes its load to etcd every 5 s at most (the write budget). The simulation of
 tests.bench.balancing, with the shipped pool and the shipped credit book, runs the same requests of four hubs with
-records of several ages, from ones that are written five times a second, which no budget allows, to none after the first. A pick
-may be worse in two ways: the request waits longer, or it starts where more others run, while a slot elsewhere was free.
+records of several ages, from ones that are written five times a second, which no budget allows, to none after the
+first. A pick may be worse in two ways: the request waits longer, or it starts where more others run, while a slot
+elsewhere was free.
 """
 
 from __future__ import annotations
