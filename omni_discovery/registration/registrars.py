@@ -27,7 +27,7 @@ _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
 #: Ids that were listed longer ago are listed again: an id may have become free since.
 _LISTED_FOR_S: Final = 2.0
 #: After so many lost claims an id is not the next free one but drawn from those ahead, twice as many each time.
-_CLAIMS_IN_TURN: Final = 3
+_CLAIMS_IN_TURN: Final = 16
 _MOST_DOUBLINGS: Final = 14
 
 
