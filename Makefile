@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants guard fuzz long engines omni-test omni-long bench soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants guard fuzz long engines omni-test omni-long bench bench-peer bench-growth bench-capacity soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -83,6 +83,35 @@ bench: setup-demo ## the hub's own time per request and the registry's figures; 
 	@$(BIN)/python -m tests.bench.engine_loop --turns 40 --out demo-output/bench-engine-loop.json
 	@$(BIN)/python -m tests.bench.balancing --requests 20000 --out demo-output/bench-balancing.json \
 		--plot demo-output/balancing.svg
+
+# The wheel's hash is that of the lock. In a short form turns are few and figures are noise: it shows that all of it runs.
+PEER := demo-output/peer
+BENCH = $(BIN)/python -m tests.bench
+bench-peer: setup-test setup-omni ## all comparisons with vLLM-Omni and vLLM, from a clean clone: downloads the wheel and what .venv-omni needs (SHORT=1)
+	@mkdir -p $(PEER) && sed -n '/^vllm-omni==/,/[^\\]$$/p' compose/lock-omni-cpu.txt > $(PEER)/lock.txt
+	@$(BIN)/python -m pip download --quiet --no-deps --require-hashes -r $(PEER)/lock.txt -d $(PEER)
+	@wheel=$$(ls $(PEER)/vllm_omni-*.whl) && \
+		$(BENCH).registry --peer-wheel $$wheel --out $(PEER)/registry.json \
+			$(if $(SHORT),--parts visibility lists bytes --sizes 1 50 --turns 5 --paced-turns 2 --list-rounds 2 --changes 5) && \
+		$(BENCH).picking --peer-wheel $$wheel --out $(PEER)/picking.json && \
+		$(BENCH).connectors --peer-wheel $$wheel --out $(PEER)/connectors.json && \
+		$(BENCH).balancing --out $(PEER)/balancing.json --plot $(PEER)/balancing.svg \
+			$(if $(SHORT),--requests 2000 --seeds 1) && \
+		$(BENCH).orchestrator --peer-python .venv-omni/bin/python --peer-wheel $$wheel --out $(PEER)/orchestrator.json \
+			$(if $(SHORT),--turns 1 --requests 200 --streams 20 --tokens 10) && \
+		$(BENCH).tokens_per_core --vllm --only streams --out $(PEER)/tokens-per-core.json \
+			$(if $(SHORT),--rounds 1 --streams 40 --words 40,--streams 400 --words 100) && \
+		$(BENCH).omni_peer --kill --out $(PEER)/speech.json $(if $(SHORT),--talkers 1 --at-once 1 --rounds 1) && \
+		$(BENCH).omni_text --out $(PEER)/text.json $(if $(SHORT),--thinkers 1 --at-once 1 --rounds 1) && \
+		$(BENCH).omni_judge --out $(PEER)/judge.json $(if $(SHORT),--talkers 1 --at-once 1 --rounds 1)
+
+bench-growth: setup-test ## how the costs of picks, records, streams and hubs grow with their number
+	@mkdir -p demo-output
+	@$(BENCH).growth --out demo-output/growth.json --plot demo-output/growth.svg
+
+bench-capacity: setup-test ## real registrars and hubs on etcd members with fsync, and faults; needs root (REPLICAS="300 1000" HUBS="1 10")
+	@$(BENCH).capacity --out demo-output/capacity.json \
+		$(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(HUBS),--hubs $(HUBS))
 
 soak: setup-demo ## kill one of four replicas each second for a minute under 200 requests/s: no client sees an error
 	@$(BIN)/python -m tests.bench.soak --out demo-output/soak.json $(SOAK_ARGS)

@@ -11,7 +11,7 @@ from omni_discovery.records.schema import DRAINED_BY_OPERATOR, ReplicaInfo, Repl
 from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
-    from omni_discovery.view.table import ReplicaId
+    from omni_discovery.view.replica_map import ReplicaId
 
 #: For so long a lost replica is reported, and so many at most are remembered.
 _REMEMBERED_S: Final = 3600.0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hub.pool.entry import Entry
     from hub.pool.versions import Pools
     from hub.replicas.stage_client import StageClient
-    from omni_discovery.view.table import ReplicaId
+    from omni_discovery.view.replica_map import ReplicaId
 
 logger = logging.getLogger(__name__)
 

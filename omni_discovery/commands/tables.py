@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from omni_discovery.commands.hubs import HubLine
     from omni_discovery.view.hub_reports import HubReports, SeenTrouble
-    from omni_discovery.view.table import ReplicaId, View
+    from omni_discovery.view.replica_map import ReplicaId
+    from omni_discovery.view.table import View
 
 _STYLE: Final = {
     ReplicaStatus.UP: "green",

@@ -26,6 +26,9 @@ from omni_discovery.registration.leased_key import LeasedKey, watch_population
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
 #: Ids that were listed longer ago are listed again: an id may have become free since.
 _LISTED_FOR_S: Final = 2.0
+#: After so many lost claims an id is not the next free one but drawn from those ahead, twice as many each time.
+_CLAIMS_IN_TURN: Final = 16
+_MOST_DOUBLINGS: Final = 14
 
 
 def checked(record: ReplicaRecord) -> ReplicaRecord:
@@ -61,8 +64,9 @@ class ReplicaRegistrar(LeasedKey):
     """Registers one replica under ``replicas/<stage_id>/<replica_id>``.
 
     The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is claimed if it is free. After a loss
-    the former id is claimed again if it is free. Three round trips: the lease, beside it a list of the taken ids unless
-    an id is wanted; the claim, which also reads the id's control key; and the record with its epoch.
+    the former id is claimed again if it is free. Where many claim at once, ids have gaps, and claims are few.
+    Three round trips: the lease, beside it a list of the taken ids unless an id is wanted; the claim, which also reads
+    the id's control key; and the record with its epoch.
     """
 
     def __init__(
@@ -133,12 +137,16 @@ class ReplicaRegistrar(LeasedKey):
                 # Claimed by an earlier attempt whose answer was lost.
                 return item
         taken = {item.key for item in listing.items}
-        for replica_id in self._candidates():
-            if self._key_of(replica_id) not in taken:
-                claimed = await self._create(replica_id, lease_id)
-                if claimed is not None:
-                    return claimed
-        raise AssertionError("the candidates never end")
+        free = (number for number in self._candidates() if self._key_of(number) not in taken)
+        doublings = -_CLAIMS_IN_TURN
+        while True:
+            claimed = await self._create(next(free), lease_id)
+            if claimed is not None:
+                return claimed
+            # Of a thousand that begin at once and all go on to the next id, only one is lucky in each round.
+            doublings = min(doublings + 1, _MOST_DOUBLINGS)
+            for _ in range(int(self._jitter() * 2 ** max(0, doublings))):
+                next(free)
 
     async def _list_ids(self) -> Listing:
         return await self._kv.list(keys.replicas_prefix(self._namespace, self._record.stage_id), keys_only=True)

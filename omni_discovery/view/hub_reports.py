@@ -14,7 +14,8 @@ from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
     from omni_discovery.records.beat import BeatRecord
-    from omni_discovery.view.table import ReplicaId, View
+    from omni_discovery.view.replica_map import ReplicaId
+    from omni_discovery.view.table import View
 
 #: Hubs that a text names; the others are counted.
 _MOST_NAMES: Final = 4

@@ -15,9 +15,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.control import ControlError, HubControlSpec, parse_hub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, decode_hub, decode_replica
 from omni_discovery.view.record_bounds import MOST_HUBS, MOST_REPLICAS, RecordBounds
-
-#: (stage_id, replica_id)
-ReplicaId = tuple[int, int]
+from omni_discovery.view.replica_map import ReplicaId, ReplicaMap, replica_id
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -116,8 +114,7 @@ class ReplicaTable:
         self._hub_bounds = RecordBounds(MOST_HUBS)
         self._rows: dict[str, _Row] = {}
         self._view = View()
-        #: The dict behind the view's replicas: copying the mapping proxy would take ten times as long.
-        self._replicas: dict[ReplicaId, ReplicaInfo] = {}
+        self._replicas = ReplicaMap()
         #: Revisions of keys deleted since ``begin_reconcile``; None while no list is awaited.
         self._deleted: dict[str, int] | None = None
 
@@ -303,12 +300,8 @@ class ReplicaTable:
         if refused != (view.refused_count, view.refused_hubs):
             view = replace(view, refused_count=refused[0], refused_hubs=refused[1])
         if delta.added or delta.updated or delta.removed:
-            replicas = self._replicas.copy()
-            for info in delta.removed:
-                del replicas[_by_id(info)]
-            replicas.update((_by_id(info), info) for info in (*delta.updated, *delta.added))
-            self._replicas = replicas
-            view = replace(view, replicas=MappingProxyType(replicas))
+            self._replicas = self._replicas.changed(delta.removed, (*delta.updated, *delta.added))
+            view = replace(view, replicas=self._replicas)
         if delta.hubs_changed:
             view = replace(view, hubs=MappingProxyType(self._changed_hubs(before)))
         revoked = self._all_revoked() if any(key.startswith(self._hub_controls) for key in before) else view.revoked
@@ -375,14 +368,10 @@ def _difference(before: Mapping[str, _Row | None], after: Mapping[str, _Row]) ->
         hubs_changed = hubs_changed or (old != new and HubRecord in (type(old), type(new)))
         pipeline_changed = pipeline_changed or (old != new and bytes in (type(old), type(new)))
     return Delta(
-        added=tuple(sorted(added, key=_by_id)),
-        updated=tuple(sorted(updated, key=_by_id)),
-        removed=tuple(sorted(removed, key=_by_id)),
+        added=tuple(sorted(added, key=replica_id)),
+        updated=tuple(sorted(updated, key=replica_id)),
+        removed=tuple(sorted(removed, key=replica_id)),
         hubs_changed=hubs_changed,
         pipeline_changed=pipeline_changed,
         bad=tuple(sorted(bad, key=lambda error: error.key)),
     )
-
-
-def _by_id(info: ReplicaInfo) -> ReplicaId:
-    return info.stage_id, info.replica_id

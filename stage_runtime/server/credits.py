@@ -122,6 +122,8 @@ class CreditBook:
         self._ended: defaultdict[str, int] = defaultdict(int)
         self._wanting: set[str] = set()
         self._recalling: set[str] = set()
+        #: Those with unspent credits: of many hubs few can hold any.
+        self._holders: dict[str, None] = {}
         #: Hubs, by id, that said that they wait, and spent nothing; and since when.
         self._doubted: dict[str, float] = {}
         #: Credits of each hub, by id, that were forfeited or void of late, and until when it may still have sent
@@ -212,6 +214,7 @@ class CreditBook:
         if account is None:
             return
         self._unspent -= account.unspent
+        self._holders.pop(peer, None)
         self._remember_voided(account.hub_id, account.unspent, self._now_s)
         self._wanting.discard(peer)
         self._recalling.discard(peer)
@@ -255,6 +258,8 @@ class CreditBook:
             account.unserved_since_s = now_s
         elif not waiting:
             self._wanting.discard(peer)
+            # What it was lent for requests that went elsewhere is of no use to it.
+            account.pledged = 0
         return True
 
     def _holds_any(self, hub_id: str) -> bool:
@@ -287,7 +292,7 @@ class CreditBook:
         if credits_ < account.recalled:
             # The hub gave back all credits that it held at the recall, so only those lent since then are left.
             left = min(left, account.lent_since)
-        self._set_unspent(account, left)
+        self._set_unspent(peer, account, left)
         account.recalled = 0
         self._recalling.discard(peer)
         return True
@@ -315,6 +320,8 @@ class CreditBook:
         if account is None or not account.unspent:
             return False
         account.unspent -= 1
+        if not account.unspent:
+            self._holders.pop(peer, None)
         account.gone += 1
         if account.gone >= account.gone_due:
             self._doubted.pop(account.hub_id, None)
@@ -346,7 +353,8 @@ class CreditBook:
         if self.free > 0 and self._accounts:
             self._lend_to_waiting(lent, now_s)
             self._lend_back(lent)
-            self._lend_evenly(lent)
+            if self.free > 0:
+                self._lend_evenly(lent)
         self._ended.clear()
         actions: list[CreditAction] = [
             *doubts,
@@ -373,9 +381,9 @@ class CreditBook:
         held: defaultdict[str, int] = defaultdict(int)
         for peer, count in self._running_of.items():
             held[peer.partition("/")[0]] += count
-        for account in self._accounts.values():
-            if account.unspent:
-                held[account.hub_id] += account.unspent
+        for peer in self._holders:
+            account = self._accounts[peer]
+            held[account.hub_id] += account.unspent
         return held
 
     def _waiting_hubs(self) -> set[str]:
@@ -423,6 +431,7 @@ class CreditBook:
     def _lend(self, lent: defaultdict[str, int], peer: str, credits_: int) -> None:
         account = self._accounts[peer]
         account.unspent += credits_
+        self._holders[peer] = None
         account.lent_since += credits_
         self._unspent += credits_
         lent[peer] += credits_
@@ -539,17 +548,19 @@ class CreditBook:
         for peer in [each for each in self._recalling if self._accounts[each].answer_due_s <= now_s]:
             account = self._accounts[peer]
             forfeited = min(account.recalled, account.unspent)
-            self._set_unspent(account, account.unspent - forfeited)
+            self._set_unspent(peer, account, account.unspent - forfeited)
             self._remember_voided(account.hub_id, forfeited, now_s)
             account.recalled = 0
             account.unanswered += 1
             self._recalling.discard(peer)
             self._is_settled = False
 
-    def _set_unspent(self, account: _Account, unspent: int) -> None:
+    def _set_unspent(self, peer: str, account: _Account, unspent: int) -> None:
         if unspent < account.unspent:
             account.gone += account.unspent - unspent
             account.queued_from_s = self._now_s
             account.waiting_since_s = max(account.waiting_since_s, self._now_s)
         self._unspent += unspent - account.unspent
         account.unspent = unspent
+        if not unspent:
+            self._holders.pop(peer, None)

@@ -73,6 +73,11 @@ class Actor:
         lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
         return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
+    def kill(self) -> None:
+        """End the process by force, at once."""
+        self._process.kill()
+        self._process.join(5.0)
+
     def close(self) -> None:
         """End the process, by force if it does not end by itself. Idempotent."""
         if self._process.is_alive():

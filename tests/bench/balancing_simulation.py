@@ -38,7 +38,7 @@ class OwnTimesHubs(Entry):
 
     def reload(self, hubs: int) -> None:
         own = len(self.in_flight)
-        self.load = max(own, self.reported - self.then + own * hubs)
+        self.load = max(own, self.reported - self.accepted_at_report + own * hubs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Mode:
 
 
 class Simulation:
-    """One run. ``waits`` is how long each finished request waited for its slot, one message included."""
+    """One run. ``waits`` is how long each started request waited for its slot, one message included."""
 
     def __init__(self, setting: Setting, mode: Mode, seed: int = 0) -> None:
         # The balancers draw lots from the module's own source.
@@ -64,6 +64,8 @@ class Simulation:
         self.now_s = 0.0
         self.waits: list[float] = []
         self.waits_by_hub: dict[str, list[float]] = defaultdict(list)
+        #: How many requests the chosen replica then ran, that one included; for each request.
+        self.crowds: list[int] = []
         self.messages = 0
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -266,6 +268,7 @@ class SimulatedReplica:
             waited_s = world.now_s - waiter.token.at_s
             world.waits.append(waited_s)
             world.waits_by_hub[sender.name].append(waited_s)
+            world.crowds.append(self.running)
             world.after(waiter.token.service_s, self._finish, sender, waiter.request_id)
 
     def _finish(self, sender: SimulatedHub, request_id: str) -> None:

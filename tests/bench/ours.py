@@ -7,6 +7,7 @@ thousand threads and connections on one machine. What is measured is always done
 from __future__ import annotations
 
 import asyncio
+from hashlib import blake2b
 from typing import Any, Final
 
 from omni_discovery.clients import OmniCoordClientForHub, OmniCoordClientForStage
@@ -34,13 +35,13 @@ FIELDS: Final[dict[str, Any]] = {
 }
 
 
-def record(number: int, queue_length: int = 0) -> ReplicaRecord:
+def record(number: int, queue_length: int = 0, port: int = 40001) -> ReplicaRecord:
     """The record of one simulated replica."""
     return ReplicaRecord(
         stage_id=0,
         replica_id=number,
-        input_addr=f"tcp://10.0.{number // 250}.{number % 250}:40001",
-        output_addr=f"tcp://10.0.{number // 250}.{number % 250}:40002",
+        input_addr=f"tcp://10.0.{number // 250}.{number % 250}:{port}",
+        output_addr=f"tcp://10.0.{number // 250}.{number % 250}:{port + 1}",
         status=ReplicaStatus.UP,
         queue_length=queue_length,
         registered_at=1_700_000_000.0,
@@ -100,16 +101,17 @@ class OurReplica:
 class OurHub:
     """One real OmniCoordClientForHub; a change counts as visible when ``on_view`` is called with it."""
 
-    def __init__(self, endpoint: str, namespace: str) -> None:
+    def __init__(self, endpoint: str, namespace: str, hub_id: str = "bench-hub") -> None:
         self._expected = Expectation()
         self._endpoint = endpoint
         self._namespace = namespace
+        self._hub_id = hub_id
         self._client: OmniCoordClientForHub | None = None
 
     def open(self) -> None:
         """Connect and wait for the first list."""
         self._client = OmniCoordClientForHub(
-            self._endpoint, namespace=self._namespace, hub=HubRecord(hub_id="bench-hub"), on_view=self._take
+            self._endpoint, namespace=self._namespace, hub=HubRecord(hub_id=self._hub_id), on_view=self._take
         )
         self._client.wait_synced(20.0)
 
@@ -136,6 +138,20 @@ class OurHub:
         assert self._client is not None
         found = self._client.get_replica_list()
         return len(found.replicas), found.stale_since_s is None
+
+    def up(self) -> tuple[int, bool]:
+        """How many records of the view are up, and whether it is proved fresh."""
+        assert self._client is not None
+        view = self._client.view()
+        up = sum(info.status is ReplicaStatus.UP for info in view.replicas.values())
+        return up, bool(view.revision) and view.stale_since_s is None
+
+    def lives(self, port: int) -> tuple[int, str]:
+        """How many records of the view are of replicas at this port, and a digest of all lives in it."""
+        assert self._client is not None
+        infos = self._client.view().replicas.values()
+        lives = sorted((info.stage_id, info.replica_id, info.epoch, info.input_addr) for info in infos)
+        return sum(address.endswith(f":{port}") for *_, address in lives), blake2b(repr(lives).encode()).hexdigest()
 
     def shut(self) -> None:
         if self._client is not None:
@@ -221,21 +237,39 @@ class OurCrowd:
 
 
 class Registrars:
-    """Many real ReplicaRegistrars on one connection, each with a lease of its own."""
+    """Many real ReplicaRegistrars on one connection, each with a lease of its own.
 
-    def __init__(self, endpoint: str, namespace: str, first: int, count: int, ttl_s: float) -> None:
+    With a ``port`` they take any free ids, their addresses have that port, and they register once they are told to.
+    """
+
+    def __init__(
+        self, endpoint: str, namespace: str, first: int, count: int, ttl_s: float, port: int | None = None
+    ) -> None:
         self._thread = LoopThread("registrars")
         self._numbers = range(first, first + count)
-        self._kv = self._thread.run(self._open(endpoint, namespace, ttl_s), 30.0)
+        self._port = 40001 if port is None else port
+        self._kv = self._thread.run(self._open(endpoint, namespace, ttl_s, wants_ids=port is None), 30.0)
+        if port is None:
+            self.begin()
 
-    async def _open(self, endpoint: str, namespace: str, ttl_s: float) -> EtcdKV:
+    async def _open(self, endpoint: str, namespace: str, ttl_s: float, *, wants_ids: bool) -> EtcdKV:
         kv = EtcdKV(endpoint)
         self._registrars = [
-            ReplicaRegistrar(kv, namespace, record(number), wanted_id=number, ttl_s=ttl_s) for number in self._numbers
+            ReplicaRegistrar(kv, namespace, self._record(number), wanted_id=number if wants_ids else None, ttl_s=ttl_s)
+            for number in self._numbers
         ]
+        return kv
+
+    def _record(self, number: int, queue_length: int = 0) -> ReplicaRecord:
+        return record(number, queue_length, self._port)
+
+    def begin(self) -> None:
+        """Register all, at once."""
+        self._thread.call(self._begin)
+
+    def _begin(self) -> None:
         for registrar in self._registrars:
             registrar.start()
-        return kv
 
     def load(self, queue_length: int) -> None:
         """Change the queue length of each."""
@@ -243,7 +277,7 @@ class Registrars:
 
     def _load(self, queue_length: int) -> None:
         for number, registrar in zip(self._numbers, self._registrars, strict=True):
-            registrar.update(record(number, queue_length))
+            registrar.update(self._record(number, queue_length))
 
     def shut(self) -> None:
         """Leave without a word: their leases run out."""

@@ -331,7 +331,7 @@ def _machine() -> Run:
     return run
 
 
-class _Link:
+class Link:
     """A replica whose sockets are not there: what is sent to it is kept."""
 
     session_up, is_connected, has_open_aborts, named_epoch = True, True, False, 7
@@ -352,62 +352,89 @@ class _Link:
     def release_payloads(self, _request_id: str) -> None:
         """It has none."""
 
+    def renew(self, info: ReplicaInfo, *, afresh: bool) -> None:
+        """Its record is another."""
+        self.info = info
+
     def close(self) -> None:
         """Nothing is open."""
 
 
+class LinkedHub:
+    """An orchestrator of one stage with a few replicas, which lend it slots. Its loop is turned by hand."""
+
+    def __init__(self, replicas: int, slots: int = 1) -> None:
+        self.links, self.outputs = dict[str, Link](), list[Any]()
+
+        def connect(info: ReplicaInfo, _on_event: Callable[[ClientEvent], None]) -> StageClient:
+            link = self.links[info.input_addr] = Link(info)
+            return cast(StageClient, link)
+
+        self.pool = StagePool(0, LeastLoadBalancer())
+        outputs = self.outputs
+        self.hub = Orchestrator(
+            [self.pool], connect, HubConfig(), HubMetrics(), emit=lambda _request_id, output: outputs.append(output)
+        )
+        self._plan = StageGraph(parse_deploy(_ONE, "guard.yaml")).plan(None)
+        infos = [linked_replica(number) for number in range(replicas)]
+        self.hub.apply_view(View({(0, info.replica_id): info for info in infos}, revision=1), Delta(added=tuple(infos)))
+        self.turn()
+        for link in self.links.values():
+            self.tell(SessionUp(link, 0, gated=True))
+            self.tell(Granted(link, slots, 0))
+
+    def turn(self) -> None:
+        """Until nothing waits."""
+        self.hub._take_turn()
+        while self.hub._inbox:
+            self.hub._take_turn()
+
+    def tell(self, event: ClientEvent) -> None:
+        """A client of a replica has news."""
+        self.hub._post(event)
+        self.turn()
+
+    def begin(self, name: str) -> tuple[Link, int]:
+        """A request comes and is accepted; where it is, and as which attempt."""
+        self.hub.request_async_queue.put_nowait(AddRequest(name, name, {"prompt": "hi"}, self._plan, {}, 600.0, 1e9))
+        self.turn()
+        addr = self.pool.core.bound(name)
+        assert addr is not None
+        link = self.links[addr]
+        attempt = link.submitted.pop().attempt
+        self.tell(Answered(link, wire.Accepted(epoch=7, request_id=name, queue_length=1, attempt=attempt), (), 1.0))
+        return link, attempt
+
+    def piece(self, name: str, link: Link, seq: int, attempt: int) -> None:
+        """A piece of it comes."""
+        self.tell(PiecesCame(link, [_chunk(name, seq, attempt)], 1.0))
+
+    def end(self, name: str, link: Link, seq: int, attempt: int) -> None:
+        """It ends with that piece, and its slot is lent again."""
+        last = wire.StageDone(epoch=7, request_id=name, queue_length=0, finish_reason="stop", seq=seq, attempt=attempt)
+        self.tell(Answered(link, last, (), 1.0))
+        self.tell(Granted(link, 1, 0))
+
+
+def linked_replica(number: int, queue_length: int = 0) -> ReplicaInfo:
+    """The record of one of a LinkedHub's replicas."""
+    addr = f"tcp://{number}"
+    return ReplicaInfo(f"{addr}:1", f"{addr}:2", 0, ReplicaStatus.UP, queue_length, 0.0, 0.0, number, epoch=7)
+
+
 def _hub() -> Run:
     """A whole request through the orchestrator: admission, pick, dispatch, pieces to its client's queue, its end."""
-    pool, links = StagePool(0, LeastLoadBalancer()), list[_Link]()
-    outputs, numbers = list[Any](), count(1000)
-
-    def connect(info: ReplicaInfo, _on_event: Callable[[ClientEvent], None]) -> StageClient:
-        links.append(_Link(info))
-        return cast(StageClient, links[-1])
-
-    hub = Orchestrator(
-        [pool], connect, HubConfig(), HubMetrics(), emit=lambda _request_id, output: outputs.append(output)
-    )
-
-    def turn() -> None:
-        hub._take_turn()
-        while hub._inbox:
-            hub._take_turn()
-
-    def tell(event: ClientEvent) -> None:
-        hub._post(event)
-        turn()
-
-    infos = [
-        ReplicaInfo(f"tcp://{number}:1", f"tcp://{number}:2", 0, ReplicaStatus.UP, 0, 0.0, 0.0, number, epoch=7)
-        for number in range(4)
-    ]
-    hub.apply_view(View({(0, info.replica_id): info for info in infos}, revision=1), Delta(added=tuple(infos)))
-    turn()
-    by_addr = {link.addr: link for link in links}
-    for link in links:
-        tell(SessionUp(link, 0, gated=True))
-        tell(Granted(link, 1, 0))
-    plan = StageGraph(parse_deploy(_ONE, "guard.yaml")).plan(None)
-    last: dict[str, Any] = {"epoch": 7, "queue_length": 0, "finish_reason": "stop", "seq": _PIECES}
+    made, numbers = LinkedHub(4), count(1000)
 
     def run(turns: int) -> None:
         for _ in range(turns):
             name = f"r{next(numbers)}"
-            request = AddRequest(name, name, {"prompt": "hi"}, plan, {}, 600.0, 1e9)
-            hub.request_async_queue.put_nowait(request)
-            turn()
-            addr = pool.core.bound(name)
-            assert addr is not None
-            link = by_addr[addr]
-            attempt = link.submitted.pop().attempt
-            tell(Answered(link, wire.Accepted(epoch=7, request_id=name, queue_length=1, attempt=attempt), (), 1.0))
+            link, attempt = made.begin(name)
             for seq in range(_PIECES):
-                tell(PiecesCame(link, [_chunk(name, seq, attempt)], 1.0))
-            tell(Answered(link, wire.StageDone(request_id=name, attempt=attempt, **last), (), 1.0))
-            tell(Granted(link, 1, 0))
-            assert len(outputs) == _PIECES + 3
-            outputs.clear()
+                made.piece(name, link, seq, attempt)
+            made.end(name, link, _PIECES, attempt)
+            assert len(made.outputs) == _PIECES + 3
+            made.outputs.clear()
 
     return run
 

@@ -20,7 +20,8 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.text import harmless, one_line
 from omni_discovery.view.hub_reports import HubReports
 from omni_discovery.view.recent_events import ShownEvent, Tone
-from omni_discovery.view.table import ReplicaId, View
+from omni_discovery.view.replica_map import ReplicaId
+from omni_discovery.view.table import View
 
 #: What is not known.
 UNKNOWN: Final = "-"

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from omni_discovery.commands.operate import OperatorAction
     from omni_discovery.kv import KVStore, LeaseTime
     from omni_discovery.records.schema import ReplicaInfo
-    from omni_discovery.view.table import Delta, ReplicaId, View
+    from omni_discovery.view.replica_map import ReplicaId
+    from omni_discovery.view.table import Delta, View
 
     #: Asks one hub for a path.
     Ask = Callable[[str], dict[str, Any]]

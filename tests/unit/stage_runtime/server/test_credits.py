@@ -58,6 +58,22 @@ def test_a_slot_that_nobody_wants_goes_back_to_the_hub_whose_request_ended() -> 
     assert shared.lend_and_recall(0.0) == [GrantCredits("a", 1, 1)]
 
 
+def test_what_was_lent_for_requests_that_went_elsewhere_is_recalled_at_once_for_others() -> None:
+    """1. b waits, and is lent the only slot; 2. its request went to another replica, and it says that none waits;
+    3. a waits: the slot is recalled now, not when b has had time to spend it
+    """
+    one = book(1, "a", "b")
+    one.begin_request("a", credit=True)
+    one.record_demand("b", 1, 1, 0.0, now_s=10.0)
+    one.lend_and_recall(10.0)
+    one.end_request("a")
+    assert one.lend_and_recall(10.1) == [GrantCredits("b", 1, 1)]
+    one.record_demand("a", 1, 1, 0.0, now_s=10.11)
+    assert one.lend_and_recall(10.11) == []
+    one.record_demand("b", 1, 0, 0.0, now_s=10.12)
+    assert one.lend_and_recall(10.12) == [RecallCredits("b", 1, 1)]
+
+
 def test_a_freed_slot_goes_to_the_hub_that_waits_longest_and_then_to_the_next() -> None:
     """1. a has all 4 slots running; b waits for 1 s with two requests, c for 2 s with one; 2. slots come free."""
     busy = book(4, "a", "b", "c")
