@@ -12,9 +12,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from hub.orchestrator.active import AddRequest
 from hub.request.companions import check_companions
@@ -34,8 +36,7 @@ MOST_RETRY_S: Final = 600.0
 _UNKNOWN_SERVICE_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class StageLoad:
+class StageLoad(msgspec.Struct, frozen=True):
     """The load of one stage of a request's path."""
 
     stage_id: int
@@ -47,8 +48,7 @@ class StageLoad:
     mean_service_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """The limits of one hub. ``live_hubs`` share the slots of every stage."""
 
     max_waiting: int
@@ -197,8 +197,7 @@ _MAX_ID_LENGTH: Final = 200
 _MAX_TIMEOUT_S: Final = 30 * 86400
 
 
-@dataclass(frozen=True, slots=True)
-class RequestParts:
+class RequestParts(msgspec.Struct, frozen=True):
     """A client's request before validation; None means the default. See AsyncOmni.generate."""
 
     inputs: Mapping[str, Any]
@@ -208,8 +207,8 @@ class RequestParts:
     timeout_s: float | None = None
     received_s: float | None = None
     priority: int = 0
-    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[str, Any]] = {}
+    trace_headers: Mapping[str, str] = {}
     segmented: bool = False
     async_chunk: bool | None = None
     label: str = ""
