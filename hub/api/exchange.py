@@ -8,8 +8,8 @@ logged, and no state is kept under it, so that two clients may use the same.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-import uuid
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
@@ -44,7 +44,7 @@ class Exchange:
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
-        self.request_id = uuid.uuid4().hex
+        self.request_id = secrets.token_hex(16)
         #: The client's name for it; empty if it gave none that can be used.
         self.label = label
         #: The name of the key that it came in with; empty where none is asked for.

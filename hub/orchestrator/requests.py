@@ -454,7 +454,7 @@ class Requests:
         request = active.request
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
-            self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            self._metrics.count_end(outcome if error is None else type(error).__name__)
             if error is not None or outcome is not ev.Outcome.CANCELLED:
                 self._failures.count_end()
             if outcome is ev.Outcome.OK:
