@@ -8,8 +8,8 @@ time. ``Backlog`` counts the unfinished requests that each stage, in each versio
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -186,11 +186,13 @@ class Backlog:
 
     def _count(self, request_id: str) -> None:
         if request_id not in self._set_aside:
-            self._counts.update(self._needs[request_id].items())
+            for each in self._needs[request_id].items():
+                self._counts[each] += 1
 
     def _uncount(self, request_id: str) -> None:
         if request_id not in self._set_aside:
-            self._counts.subtract(self._needs.get(request_id, {}).items())
+            for each in self._needs.get(request_id, _NO_VERSIONS).items():
+                self._counts[each] -= 1
 
 
 _MAX_ID_LENGTH: Final = 200
@@ -229,7 +231,7 @@ class Admission:
 
     def check(self, parts: RequestParts, live_hubs: int) -> AddRequest:
         """Validate a request and plan it by the newest deploy document that serves it. Raise InvalidRequestError."""
-        shown_id = uuid.uuid4().hex if parts.request_id is None else parts.request_id
+        shown_id = secrets.token_hex(16) if parts.request_id is None else parts.request_id
         timeout_s = self._config.request_timeout_s if parts.timeout_s is None else parts.timeout_s
         # Requests with companions or segments hand over complete outputs only.
         async_chunk = False if parts.companions or parts.segmented else parts.async_chunk
