@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from hub.pool.versions import Pools
     from omni_discovery.metrics.samples import HostSamples
     from omni_discovery.view.table import Delta, View
+
+_Metric = TypeVar("_Metric", Counter, Histogram)
 
 _OVERHEAD_BUCKETS_S: Final = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
@@ -294,8 +296,8 @@ class HubMetrics:
             buckets=_STAGE_BUCKETS_S,
             registry=self.registry,
         )
-        #: The labelled histograms: a look-up by ``labels`` costs more than an observation.
-        self._parts: dict[tuple[int, str], Histogram] = {}
+        #: Series by metric and labels: a look-up by ``labels`` costs more than an observation.
+        self._labelled: dict[tuple[Any, ...], Any] = {}
         add_build_info(self.registry, "hub")
 
     def watch(self, pools: Pools, is_revoked: Callable[[], bool]) -> None:
@@ -367,6 +369,10 @@ class HubMetrics:
             self._key_names.add(name)
         self._keys.labels(name if name in self._key_names else "others").inc()
 
+    def count_end(self, outcome: str) -> None:
+        """Count a request that ended or was refused."""
+        self._series(self.requests, outcome).inc()
+
     def count_retry(self, stage_id: int, *, resumed: bool) -> None:
         """Count a stage of a request that was dispatched again; ``resumed``: to continue its answer."""
         self.retries.labels(stage_id).inc()
@@ -394,7 +400,7 @@ class HubMetrics:
             tokens = usage.get(f"{kind}_tokens", 0)
             # Replicas say what they like; a counter that one has spoilt can't be put right.
             if 0 < tokens <= _MOST_TOKENS:
-                self.tokens.labels(stage_id, kind).inc(tokens)
+                self._series(self.tokens, stage_id, kind).inc(tokens)
 
     def observe_stage(self, stage_id: int, parts_s: Mapping[str, float]) -> None:
         """Count the seconds of each part of a stage that is done."""
@@ -402,10 +408,7 @@ class HubMetrics:
             # As with tokens: a sum that a replica's measure has made infinite would stay so.
             if not 0 <= seconds <= _MOST_STAGE_S:
                 continue
-            part = self._parts.get((stage_id, name))
-            if part is None:
-                part = self._parts[stage_id, name] = self._stage.labels(stage_id, name)
-            part.observe(seconds)
+            self._series(self._stage, stage_id, name).observe(seconds)
 
     def counts(self) -> HubCounts:
         """All that was counted until now of requests and stages."""
@@ -424,11 +427,19 @@ class HubMetrics:
 
     def observe_in(self, seconds: float) -> None:
         """Count the seconds from a request's last byte to its first dispatch."""
-        self._overhead.labels("in").observe(seconds)
+        self._series(self._overhead, "in").observe(seconds)
 
     def observe_out(self, seconds: float) -> None:
         """Count the seconds from a replica's frame to the HTTP answer."""
-        self._overhead.labels("out").observe(seconds)
+        self._series(self._overhead, "out").observe(seconds)
+
+    def _series(self, metric: _Metric, *labels: int | str) -> _Metric:
+        """The series of a metric with these labels, of which there are few."""
+        key = metric, *labels
+        found: _Metric | None = self._labelled.get(key)
+        if found is None:
+            found = self._labelled[key] = metric.labels(*labels)
+        return found
 
 
 def _names(pools: Pools) -> Collection[str]:

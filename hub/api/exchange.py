@@ -8,12 +8,10 @@ logged, and no state is kept under it, so that two clients may use the same.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-import uuid
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
-
-from starlette.datastructures import MutableHeaders
 
 from omni_discovery.errors import OmniError, RequestError
 from omni_discovery.failure_log import trace_id, word
@@ -31,6 +29,7 @@ logger = logging.getLogger(__name__)
 _LABEL: Final = "x-request-id"
 _ID: Final = "x-omni-request-id"
 _REPLICAS: Final = "x-omni-replicas"
+_OWN: Final = frozenset(name.encode() for name in (_LABEL, _ID, _REPLICAS))
 #: Replicas that the header and the log line name at most: one HTTP request may come to thousands for vLLM's server.
 _MOST_NAMED: Final = 32
 #: The key of the exchange in the ASGI scope.
@@ -44,7 +43,7 @@ class Exchange:
 
     def __init__(self, label: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
-        self.request_id = uuid.uuid4().hex
+        self.request_id = secrets.token_hex(16)
         #: The client's name for it; empty if it gave none that can be used.
         self.label = label
         #: The name of the key that it came in with; empty where none is asked for.
@@ -136,10 +135,9 @@ class Exchanges:
 
         async def send_named(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.accept", "websocket.http.response.start"):
-                message.setdefault("headers", [])
-                headers = MutableHeaders(scope=message)
-                for name, value in exchange.headers().items():
-                    headers[name] = value
+                others = [header for header in message.get("headers", ()) if header[0] not in _OWN]
+                own = [(name.encode(), value.encode("latin-1")) for name, value in exchange.headers().items()]
+                message["headers"] = others + own
             if self._logs:
                 answer.add(message)
             await send(message)
@@ -155,6 +153,8 @@ def _take_label(scope: Scope) -> str:
     """Remove the client's ``x-request-id`` from the scope and return it; empty unless there is one that is a label."""
     name = _LABEL.encode()
     found = [value for key, value in scope["headers"] if key == name]
+    if not found:
+        return ""
     scope["headers"] = [header for header in scope["headers"] if header[0] != name]
     label = found[0].decode("latin-1").strip() if len(found) == 1 else ""
     return label if is_label(label) else ""

@@ -55,21 +55,23 @@ class _UnsentAnswer:
         self._latest_s = latest_s
         self._headers: Message | None = None
         self._timer: asyncio.Task[None] | None = None
-        # What leaves when the time is over must not be overtaken by a piece.
-        self._in_order = asyncio.Lock()
+        # What leaves when the time is over must not be overtaken by a piece. None where nothing leaves so.
+        self._in_order = None if latest_s is None else asyncio.Lock()
 
     async def send(self, message: Message) -> None:
         """Send a message of the answer, or keep it for now."""
         if message["type"] == "http.response.start" and not self._is_late():
             self._headers = message
-            if self._latest_s is not None:
-                self._timer = asyncio.create_task(self._send_at(self._latest_s))
+            if self._latest_s is not None and self._in_order is not None:
+                self._timer = asyncio.create_task(self._send_at(self._latest_s, self._in_order))
             return
         is_nothing = message["type"] == "http.response.body" and not message.get("body") and message.get("more_body")
         if is_nothing and self._headers is not None:
             return
-        if self._headers is not None or self._in_order.locked():
-            await self._release()
+        if self._in_order is None:
+            await self._send_headers()
+        elif self._headers is not None or self._in_order.locked():
+            await self._release(self._in_order)
         await self._send(message)
 
     def close(self) -> None:
@@ -80,12 +82,15 @@ class _UnsentAnswer:
     def _is_late(self) -> bool:
         return self._latest_s is not None and time.monotonic() >= self._latest_s
 
-    async def _send_at(self, at_s: float) -> None:
+    async def _send_at(self, at_s: float, in_order: asyncio.Lock) -> None:
         await asyncio.sleep(at_s - time.monotonic())
-        await self._release()
+        await self._release(in_order)
 
-    async def _release(self) -> None:
-        async with self._in_order:
-            headers, self._headers = self._headers, None
-            if headers is not None:
-                await self._send(headers)
+    async def _release(self, in_order: asyncio.Lock) -> None:
+        async with in_order:
+            await self._send_headers()
+
+    async def _send_headers(self) -> None:
+        headers, self._headers = self._headers, None
+        if headers is not None:
+            await self._send(headers)

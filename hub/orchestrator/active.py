@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from hub.receipts.raw import DispatchMark
 from hub.request.events import ClientBackpressure, Dispatch
 from hub.request.machine import RequestMachine
@@ -18,8 +20,7 @@ if TYPE_CHECKING:
     from hub.pool.stage_pool import StagePool
 
 
-@dataclass(frozen=True, slots=True)
-class AddRequest:
+class AddRequest(msgspec.Struct, frozen=True):
     """A request, checked and planned.
 
     ``request_id`` is unique among all requests of this hub, ``shown_id`` is the client's name for it.
@@ -42,9 +43,9 @@ class AddRequest:
     #: The name of the API key that its client has; empty where none was asked for.
     key: str = ""
     #: The W3C headers of the trace that the request belongs to.
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    trace_headers: Mapping[str, str] = {}
     #: The prompts that run through the first stage together with the request, by role.
-    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[str, Any]] = {}
     #: If the request is a companion: the id of its parent, and its role there.
     parent_id: str = ""
     role: str = ""
@@ -52,7 +53,7 @@ class AddRequest:
     on_input_wait: Callable[[bool], None] | None = None
     #: The deploy document that serves the request (None: the hub has only one), and the client's sampling parameters.
     release: DeployVersion | None = None
-    asked_params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    asked_params: Mapping[int, Mapping[str, Any]] = {}
     #: What deterministic stages draw from, where parameters name no seed; None: from the request's id.
     seed: int | None = None
 

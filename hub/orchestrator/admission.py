@@ -8,13 +8,15 @@ time. ``Backlog`` counts the unfinished requests that each stage, in each versio
 from __future__ import annotations
 
 import itertools
+import secrets
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from hub.orchestrator.active import AddRequest
 from hub.request.companions import check_companions
@@ -34,8 +36,7 @@ MOST_RETRY_S: Final = 600.0
 _UNKNOWN_SERVICE_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class StageLoad:
+class StageLoad(msgspec.Struct, frozen=True):
     """The load of one stage of a request's path."""
 
     stage_id: int
@@ -47,8 +48,7 @@ class StageLoad:
     mean_service_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """The limits of one hub. ``live_hubs`` share the slots of every stage."""
 
     max_waiting: int
@@ -186,19 +186,20 @@ class Backlog:
 
     def _count(self, request_id: str) -> None:
         if request_id not in self._set_aside:
-            self._counts.update(self._needs[request_id].items())
+            for each in self._needs[request_id].items():
+                self._counts[each] += 1
 
     def _uncount(self, request_id: str) -> None:
         if request_id not in self._set_aside:
-            self._counts.subtract(self._needs.get(request_id, {}).items())
+            for each in self._needs.get(request_id, _NO_VERSIONS).items():
+                self._counts[each] -= 1
 
 
 _MAX_ID_LENGTH: Final = 200
 _MAX_TIMEOUT_S: Final = 30 * 86400
 
 
-@dataclass(frozen=True, slots=True)
-class RequestParts:
+class RequestParts(msgspec.Struct, frozen=True):
     """A client's request before validation; None means the default. See AsyncOmni.generate."""
 
     inputs: Mapping[str, Any]
@@ -208,8 +209,8 @@ class RequestParts:
     timeout_s: float | None = None
     received_s: float | None = None
     priority: int = 0
-    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[str, Any]] = {}
+    trace_headers: Mapping[str, str] = {}
     segmented: bool = False
     async_chunk: bool | None = None
     label: str = ""
@@ -230,7 +231,7 @@ class Admission:
 
     def check(self, parts: RequestParts, live_hubs: int) -> AddRequest:
         """Validate a request and plan it by the newest deploy document that serves it. Raise InvalidRequestError."""
-        shown_id = uuid.uuid4().hex if parts.request_id is None else parts.request_id
+        shown_id = secrets.token_hex(16) if parts.request_id is None else parts.request_id
         timeout_s = self._config.request_timeout_s if parts.timeout_s is None else parts.timeout_s
         # Requests with companions or segments hand over complete outputs only.
         async_chunk = False if parts.companions or parts.segmented else parts.async_chunk

@@ -97,6 +97,8 @@ _Rpc: TypeAlias = AbortRequest | CollectiveCall
 _Connect = Callable[[ReplicaInfo, Callable[[ClientEvent], None]], StageClient]
 
 
+#: The most of what comes, and of no concern to anything but requests and pools.
+_USUAL: Final = (PiecesCame, Answered, Granted)
 #: What a replica can send without end, and no request pays for.
 _CHARGED: Final = (FrameDropped, Granted, Recalled, EpochNamed)
 #: How long the inbox may have the loop in one turn.
@@ -347,6 +349,9 @@ class Orchestrator:
                 item.done.set_exception(AbortFailedError(f"the abort failed: a bug in the hub: {error!r}"))
 
     def _route(self, item: _Rpc | _Request | _InboxItem) -> None:
+        if isinstance(item, _USUAL):
+            self._handle_usual_event(item)
+            return
         match item:
             case AddRequest():
                 self._requests.add_request(item)
@@ -363,24 +368,30 @@ class Orchestrator:
             case TimersDue():
                 self._housekeeping.run_timers(item)
             case ViewDue():
-                began_s = time.monotonic()
-                changed, self._next_view = self._next_view, None
-                try:
-                    if changed is not None:
-                        self._rollout.apply_view(changed.view, changed.delta)
-                finally:
-                    self._view_pace.applied(began_s, time.monotonic())
-                    # A mass loss that the view shows needs its review, even if a third party's client raises here.
-                    self._housekeeping.follow_membership()
+                self._apply_next_view()
             case _:
                 self._handle_client_event(item)
+
+    def _apply_next_view(self) -> None:
+        began_s = time.monotonic()
+        changed, self._next_view = self._next_view, None
+        try:
+            if changed is not None:
+                self._rollout.apply_view(changed.view, changed.delta)
+        finally:
+            self._view_pace.applied(began_s, time.monotonic())
+            # A mass loss that the view shows needs its review, even if a third party's client raises here.
+            self._housekeeping.follow_membership()
+
+    def _handle_usual_event(self, event: ClientEvent) -> None:
+        # The process of a client that was replaced is gone.
+        if self._membership.clients.get(event.client.info.input_addr) is event.client:
+            self._listener.handle_client_event(event)
 
     def _handle_client_event(self, event: ClientEvent) -> None:
         if isinstance(event, Controlled | SessionDown | ProcessGone):
             self._collective.handle_client_event(event)
-        # The process of a client that was replaced is gone.
-        if self._membership.clients.get(event.client.info.input_addr) is event.client:
-            self._listener.handle_client_event(event)
+        self._handle_usual_event(event)
         if isinstance(event, AbortEnded | ProcessGone | Unsent):
             self._membership.close_if_unused(event.client.info.stage_id, event.client.addr)
         if isinstance(event, EpochNamed | SessionDown):

@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 _MOST_NAMED: Final = 20
 #: Answers that have counted already against their replica, if they do.
 _REFUSALS: Final = (wire.Rejected, wire.StageFailed)
+#: Answers that are the last of their attempt.
+_ENDS: Final = (wire.Rejected, wire.StageDone, wire.StageFailed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ class ReplicaListener:
         grace = active.graces.pop(info.stage_id, None)
         if grace is not None:
             grace.cancel()
-        if not isinstance(message, wire.Rejected | wire.StageDone | wire.StageFailed):
+        if not isinstance(message, _ENDS):
             binding.accept()
         else:
             if isinstance(message, wire.StageFailed):

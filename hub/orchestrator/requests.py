@@ -7,9 +7,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from hub.metrics import HubMetrics
 from hub.orchestrator.aborts import AbortTracker
@@ -452,7 +454,7 @@ class Requests:
         request = active.request
         self._metrics.in_flight.set(len(self.active))
         if not request.parent_id:
-            self._metrics.requests.labels(outcome if error is None else type(error).__name__).inc()
+            self._metrics.count_end(outcome if error is None else type(error).__name__)
             if error is not None or outcome is not ev.Outcome.CANCELLED:
                 self._failures.count_end()
             if outcome is ev.Outcome.OK:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from omni_discovery import wire
 
@@ -34,8 +35,8 @@ class ReplicaLink(Protocol):
         """Answer a Recall of that session. Nothing happens if the session is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionUp:
+# Structs: several are made for each request, and a frozen dataclass costs several times as much to make.
+class SessionUp(msgspec.Struct, frozen=True):
     """The replica has welcomed this hub on both sockets. ``gated``: it runs only what it has granted credits for."""
 
     client: ReplicaLink
@@ -43,8 +44,7 @@ class SessionUp:
     gated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDown:
+class SessionDown(msgspec.Struct, frozen=True):
     """The session with the replica has ended. ``lost``: its answers to requests in flight may be lost.
 
     ``given_up``: it lives, and has ended the session because this hub read nothing.
@@ -56,23 +56,20 @@ class SessionDown:
     given_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessGone:
+class ProcessGone(msgspec.Struct, frozen=True):
     """No process listens at the replica's address any more."""
 
     client: ReplicaLink
 
 
-@dataclass(frozen=True, slots=True)
-class Unresolved:
+class Unresolved(msgspec.Struct, frozen=True):
     """There is no connection to the replica, because its host's name can't be resolved; empty: it was resolved."""
 
     client: ReplicaLink
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(msgspec.Struct, frozen=True):
     """The replica has free slots for this hub."""
 
     client: ReplicaLink
@@ -80,8 +77,7 @@ class Granted:
     queue_length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(msgspec.Struct, frozen=True):
     """The replica recalls up to so many unspent credits of ``session``, for other hubs."""
 
     client: ReplicaLink
@@ -89,8 +85,7 @@ class Recalled:
     credits: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """An answer about one request, with the moment (``time.perf_counter``) its frame was received."""
 
     client: ReplicaLink
@@ -99,8 +94,7 @@ class Answered:
     received_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PiecesCame:
+class PiecesCame(msgspec.Struct, frozen=True):
     """Pieces of text of one request or many, which came in one frame, at ``received_at_s``, one behind the other.
 
     What a model has made in one step comes so: in place of an Answered for each.
@@ -111,8 +105,7 @@ class PiecesCame:
     received_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(msgspec.Struct, frozen=True):
     """A dispatch was neither accepted nor rejected in time. ``is_final``: the hub gives it up in any case."""
 
     client: ReplicaLink
@@ -121,8 +114,7 @@ class Unanswered:
     is_final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
+class Unsent(msgspec.Struct, frozen=True):
     """A dispatch that was to leave in a batch did not leave: the replica has not seen it."""
 
     client: ReplicaLink
@@ -130,32 +122,28 @@ class Unsent:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class AbortEnded:
+class AbortEnded(msgspec.Struct, frozen=True):
     """The replica has acknowledged an abort, or its process is gone: nothing of the request runs there."""
 
     client: ReplicaLink
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Controlled:
+class Controlled(msgspec.Struct, frozen=True):
     """The answer to a collective call."""
 
     client: ReplicaLink
     message: wire.ControlResult
 
 
-@dataclass(frozen=True, slots=True)
-class FrameDropped:
+class FrameDropped(msgspec.Struct, frozen=True):
     """A frame could not be used; ``reason`` is one word."""
 
     client: ReplicaLink
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EpochNamed:
+class EpochNamed(msgspec.Struct, frozen=True):
     """The replica has named another epoch than before: of several records of one process, that one is its own."""
 
     client: ReplicaLink

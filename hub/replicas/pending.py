@@ -1,8 +1,8 @@
 """Messages to one replica that it has not acknowledged, and the cause if a listed replica has no session.
 
 PendingDispatches reports dispatches that are neither accepted nor rejected in time, PendingAborts keeps aborts for
-repetition, DispatchBatcher sends the dispatches of one turn of the loop together, and ConnectDiagnostics warns once
-about a replica without a session, with the cause as far as the hub can see it.
+repetition, DispatchBatcher sends together what need not leave alone, and ConnectDiagnostics warns once about a replica
+without a session, with the cause as far as the hub can see it.
 """
 
 from __future__ import annotations
@@ -175,34 +175,53 @@ class PendingAborts:
 
 #: A batch is closed when it has grown to this.
 _BATCH_BYTES: Final = 256 << 10
+#: How long a release waits for a message that it may go with.
+_RELEASE_WITHIN_S: Final = 0.01
 
 
 class DispatchBatcher:
     """Sends the first dispatch of a turn of the loop at once, and those that follow in the same turn together after it.
 
-    ``send`` raises SendFailedError; ``on_unsent`` gets the key of each batched dispatch that then has not left.
+    Releases go with the next message, whatever that is, or alone after 10 ms. All leave in the order they came in.
+    ``send`` raises SendFailedError; ``on_unsent`` gets the key of each dispatch that had waited, or the request id of
+    each release, that then has not left.
     """
 
-    def __init__(self, send: Callable[[Sequence[bytes]], None], on_unsent: Callable[[_Key], None]) -> None:
+    def __init__(self, send: Callable[[Sequence[bytes]], None], on_unsent: Callable[[_Key | str], None]) -> None:
         self._send = send
         self._on_unsent = on_unsent
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[_Key, bytes]] = []
+        self._waiting: list[tuple[_Key | str, bytes]] = []
         self._turn_ends = False
+        #: Sends the releases that wait.
+        self._timer: asyncio.TimerHandle | None = None
 
     def push_dispatch(self, key: _Key, head: bytes) -> None:
         """Send one dispatch, now or at the end of the turn. Raise SendFailedError if it certainly has not left."""
         if self._turn_ends:
             self._waiting.append((key, head))
             return
-        self._send([head])
+        heads = [*[each for _, each in self._waiting], head]
+        if len(heads) > wire.MAX_BATCH or sum(map(len, heads)) > _BATCH_BYTES:
+            self.flush_waiting()
+            heads = [head]
+        self._send([wire.join(heads)])
+        self._waiting.clear()
         self._turn_ends = True
         self._loop.call_soon(self._end_turn)
 
-    def flush_dispatches(self) -> None:
-        """Send all dispatches that wait, so that the next message goes behind them."""
+    def push_release(self, request_id: str, head: bytes) -> None:
+        """Send one release soon."""
+        self._waiting.append((request_id, head))
+        if self._timer is None:
+            self._timer = self._loop.call_later(_RELEASE_WITHIN_S, self._end_wait)
+
+    def flush_waiting(self) -> None:
+        """Send all that waits, so that the next message goes behind it."""
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
-        batch: list[tuple[_Key, bytes]] = []
+        batch: list[tuple[_Key | str, bytes]] = []
         size_bytes = 0
         for item in waiting:
             if batch and (size_bytes + len(item[1]) > _BATCH_BYTES or len(batch) == wire.MAX_BATCH):
@@ -210,19 +229,29 @@ class DispatchBatcher:
                 batch, size_bytes = [], 0
             batch.append(item)
             size_bytes += len(item[1])
-        if batch:
-            self._send_batch(batch)
+        self._send_batch(batch)
 
-    def forget_waiting(self) -> None:
-        """Drop the dispatches that wait: the session has ended, and everything on its way with it."""
+    def forget_waiting(self) -> list[str]:
+        """Drop what waits: the session has ended, and everything on its way with it. Return the releases in it."""
+        waiting, self._waiting = self._waiting, []
+        return [key for key, _ in waiting if isinstance(key, str)]
+
+    def close(self) -> None:
+        """Send nothing any more. Idempotent."""
         self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _end_turn(self) -> None:
         self._turn_ends = False
-        if self._waiting:
-            self.flush_dispatches()
+        self.flush_waiting()
 
-    def _send_batch(self, batch: Sequence[tuple[_Key, bytes]]) -> None:
+    def _end_wait(self) -> None:
+        self._timer = None
+        self.flush_waiting()
+
+    def _send_batch(self, batch: Sequence[tuple[_Key | str, bytes]]) -> None:
         try:
             self._send([wire.join([head for _, head in batch])])
         except SendFailedError:

@@ -16,11 +16,12 @@ from omni_discovery.records.schema import ReplicaInfo
 #: Values, at all depths, that the metadata of one hand-off may hold: the hub keeps them until the request ends. Those
 #: of a connector are a dozen; vLLM names each block of a KV cache.
 _MOST_VALUES: Final = 1 << 17
+_WITH_HAND_OFFS: Final = (wire.StageDone, wire.SegmentDone, wire.HandOffPiece)
 
 
 def flaw_of_references(info: ReplicaInfo, message: wire.FromReplica) -> str:
     """What is wrong with the hand-offs that a replica names in a message, by its record; empty if nothing is."""
-    if not isinstance(message, wire.StageDone | wire.SegmentDone | wire.HandOffPiece):
+    if not isinstance(message, _WITH_HAND_OFFS):
         return ""
     if flaw := next((flaw for ref in message.payloads if (flaw := _flaw(info, ref))), ""):
         return flaw
@@ -49,5 +50,5 @@ def _is_too_full(metadata: Mapping[str, Any]) -> bool:
         each = waiting.pop()
         found += len(each)
         values = each.values() if isinstance(each, Mapping) else each
-        waiting += [value for value in values if isinstance(value, dict | list | tuple)]
+        waiting += [value for value in values if isinstance(value, (dict, list, tuple))]
     return found > _MOST_VALUES

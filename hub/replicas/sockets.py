@@ -108,6 +108,8 @@ class LoopSocket:
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
         self._drain_due = self._is_draining = False
+        #: Whether the last batch ended because nothing was left.
+        self._is_empty = False
         #: Whether the rest of a message that has too many frames is still to be read, and dropped. Until then the
         #: socket must not be disconnected: libzmq 4.3.5 ends a process that reads on behind half a message.
         self.is_amid_message = False
@@ -136,7 +138,7 @@ class LoopSocket:
         """Take in what has arrived, up to 256 MiB of it or for 0.3 s; the rest comes in turns, as always."""
         left_bytes, began_s, posted = _MOST_DRAINED_BYTES, time.thread_time(), self._turns.posted
         while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
-            left_bytes -= self._take_batch(self._turns.posted)
+            left_bytes -= self._take_batch(self._turns.posted, time.thread_time())
             if self._took_s(began_s, posted) > _LONGEST_DRAIN_S:
                 break
         self._end_turn(began_s, posted)
@@ -168,7 +170,7 @@ class LoopSocket:
             self._rest = self._loop.call_later(_BEHIND_S, self._end_rest)
             return
         began_s, posted = time.thread_time(), self._turns.posted
-        self._take_batch(posted)
+        self._take_batch(posted, began_s)
         self._end_turn(began_s, posted)
 
     def _took_s(self, began_s: float, posted: int) -> float:
@@ -180,17 +182,19 @@ class LoopSocket:
         rest_s = self._turns.rest_s(self._took_s(began_s, posted), self._loop.time())
         if rest_s and self._rest is None and not self.socket.closed:
             self._rest = self._loop.call_later(rest_s, self._end_rest)
-        else:
+        elif not self._is_empty:
             self._look_again()
 
     def _end_rest(self) -> None:
         self._rest = None
         self._look()
 
-    def _take_batch(self, posted: int) -> int:
-        """Take in some messages, since ``posted`` events were there; return about how many bytes they were."""
-        self._is_draining = True
-        size_bytes, began_s = 0, time.thread_time()
+    def _take_batch(self, posted: int, began_s: float) -> int:
+        """Take in some messages; return about how many bytes they were.
+
+        The turn began at this processor time, when so many events had been posted.
+        """
+        self._is_draining, self._is_empty, size_bytes = True, False, 0
         try:
             for _ in range(_BATCH):
                 if self.socket.closed or size_bytes > _BATCH_BYTES or self._turns.owed_s(posted) > LONG_TURN_S:
@@ -200,6 +204,8 @@ class LoopSocket:
                 try:
                     frames = self._receive(began_s)
                 except zmq.Again:
+                    # It has looked for news itself: whatever comes from now on brings an edge.
+                    self._is_empty = not self.is_amid_message
                     return size_bytes
                 size_bytes += len(frames[0]) * _HEAD_BYTE + (sum(map(len, frames[1:])) if len(frames) > 1 else 0)
                 try:

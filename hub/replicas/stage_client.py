@@ -155,7 +155,7 @@ class StageClient:
         head = wire.encode(message)
         if not self.session_up:
             raise NotConnectedError(f"no session with {self.addr}")
-        self._batcher.flush_dispatches()
+        self._batcher.flush_waiting()
         self._send_frames([head])
 
     def want_credits(self, waiting: int, oldest_wait_s: float) -> None:
@@ -167,15 +167,18 @@ class StageClient:
         self._carry_out(self._session.return_credits(session, count))
 
     def release_payloads(self, request_id: str) -> None:
-        """Let the replica free the request's hand-offs, now or once a session is open."""
-        message = wire.ReleasePayloads(epoch=self.info.epoch, request_id=request_id)
-        if not (self.session_up and self._send("input", message)) and len(self._to_release) < _MAX_TO_RELEASE:
-            self._to_release.append(request_id)
+        """Let the replica free the request's hand-offs, soon or once a session is open."""
+        if self.session_up:
+            message = wire.ReleasePayloads(epoch=self.info.epoch, request_id=request_id)
+            self._batcher.push_release(request_id, wire.encode(message))
+        else:
+            self._release_later(request_id)
 
     def close(self) -> None:
         """Close both sockets at once, without an event. Idempotent."""
         self._closed = True
         self._forget_sent()
+        self._batcher.close()
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
@@ -336,7 +339,7 @@ class StageClient:
     def _send(self, name: SocketName, message: wire.ToReplica) -> bool:
         try:
             if name == "input":
-                self._batcher.flush_dispatches()
+                self._batcher.flush_waiting()
             self._connections[name].send([wire.encode(message)])
         except SendFailedError as error:
             logger.debug("replica.unsent addr=%s message=%s reason=%s", self.addr, type(message).__name__, error)
@@ -352,8 +355,16 @@ class StageClient:
 
     def _forget_sent(self) -> None:
         self._dispatches.forget_all()
-        self._batcher.forget_waiting()
+        for request_id in self._batcher.forget_waiting():
+            self._release_later(request_id)
 
-    def _not_sent(self, key: tuple[str, int]) -> None:
+    def _release_later(self, request_id: str) -> None:
+        if len(self._to_release) < _MAX_TO_RELEASE:
+            self._to_release.append(request_id)
+
+    def _not_sent(self, key: tuple[str, int] | str) -> None:
+        if isinstance(key, str):
+            self._release_later(key)
+            return
         self._dispatches.resolve_dispatch(key)
         self._on_event(Unsent(self, *key))

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.errors import RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaRef:
+# Structs: several are made for each request, and a frozen dataclass costs several times as much to make.
+class ReplicaRef(msgspec.Struct, frozen=True):
     """One life of one replica: its place in the pipeline, its epoch, and the address of its input socket."""
 
     stage_id: int
@@ -39,48 +40,41 @@ def lives_text(replicas: Iterable[ReplicaRef]) -> str:
 # ---- events of the whole request
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(msgspec.Struct, frozen=True):
     """The request is admitted: begin."""
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentArrived:
+class SegmentArrived(msgspec.Struct, frozen=True):
     """The client's next segment; ``inputs`` None: no more come."""
 
     inputs: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ClientBackpressure:
+class ClientBackpressure(msgspec.Struct, frozen=True):
     """The client has fallen behind the output that is made for it, or has caught up."""
 
     is_behind: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CompanionDone:
+class CompanionDone(msgspec.Struct, frozen=True):
     """A companion of the request is done and left this hand-off."""
 
     role: str
     payloads: tuple[wire.PayloadRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CompanionFailed:
+class CompanionFailed(msgspec.Struct, frozen=True):
     """A companion of the request has failed."""
 
     role: str
     error: RequestError
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class DeadlinePassed(msgspec.Struct, frozen=True):
     """The request's time is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class Cancelled(msgspec.Struct, frozen=True):
     """The client has left or asked to stop; with ``error``, the hub ends the request for a reason of its own."""
 
     error: RequestError | None = None
@@ -89,8 +83,7 @@ class Cancelled:
 # ---- events of one stage's attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True):
     """A dispatch has left for a replica. ``deterministic``: its record says that its output can be made again."""
 
     stage_id: int
@@ -99,16 +92,14 @@ class Sent:
     deterministic: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SessionBack:
+class SessionBack(msgspec.Struct, frozen=True):
     """The session of the attempt's replica is up again: messages sent to it before may be lost."""
 
     stage_id: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaLost:
+class ReplicaLost(msgspec.Struct, frozen=True):
     """The dispatch will not be answered.
 
     ``may_have_run`` is false if it never left this process. ``avoid_addr`` is the replica's input address where it
@@ -125,24 +116,21 @@ class ReplicaLost:
     has_ended: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class FoundInnocent:
+class FoundInnocent(msgspec.Struct, frozen=True):
     """The replicas that ended under the stage's work ended by another request's fault."""
 
     stage_id: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class TriedTogether:
+class TriedTogether(msgspec.Struct, frozen=True):
     """Other suspects run at the attempt's replica, too: its end would not prove which of them was the cause."""
 
     stage_id: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class StageUnavailable:
+class StageUnavailable(msgspec.Struct, frozen=True):
     """No replica could be picked for the dispatch."""
 
     stage_id: int
@@ -150,8 +138,7 @@ class StageUnavailable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchRefused:
+class DispatchRefused(msgspec.Struct, frozen=True):
     """The dispatch can't be written as a frame: the request is wrong, or too long with the answer so far."""
 
     stage_id: int
@@ -178,8 +165,7 @@ Event = Submitted | StageEvent | CompanionEvent | SegmentArrived | ClientBackpre
 # ---- actions about a stage's replica
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """Pick a replica of the stage, none of ``avoid`` (input addresses), and send it the work.
 
     A replica in ``slow`` is picked only if no other can be. ``resume`` is the part of the stage's answer that the
@@ -219,8 +205,7 @@ class Dispatch:
         return params
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """Send a stage its next segment, to the replica that has the ones before; ``is_last``: no more come."""
 
     stage_id: int
@@ -233,8 +218,7 @@ class Update:
     kept_from: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class FeedInput:
+class FeedInput(msgspec.Struct, frozen=True):
     """Send the stage's replica a piece of a hand-off; ``payload`` None: the hand-off ended before that number."""
 
     stage_id: int
@@ -245,8 +229,7 @@ class FeedInput:
     payload: wire.PayloadRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRoom:
+class PieceRoom(msgspec.Struct, frozen=True):
     """Tell the stage's replica that ``to_stage`` has taken all pieces before ``number``; see wire.PieceRoom."""
 
     stage_id: int
@@ -257,8 +240,7 @@ class PieceRoom:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """Tell the stage's replica to make no more output of the request, or with ``paused`` False to go on."""
 
     stage_id: int
@@ -267,8 +249,7 @@ class Pause:
     paused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True):
     """Stop the stage's work. ``replica`` None: it was still being picked."""
 
     stage_id: int
@@ -276,23 +257,20 @@ class Abort:
     replica: ReplicaRef | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePayload:
+class ReleasePayload(msgspec.Struct, frozen=True):
     """Tell the replica to free the request's hand-offs: no stage will fetch them any more."""
 
     stage_id: int
     replica: ReplicaRef
 
 
-@dataclass(frozen=True, slots=True)
-class Acquit:
+class Acquit(msgspec.Struct, frozen=True):
     """The stage's work was a suspect, and now its output came: its replica is free for the next suspect."""
 
     stage_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Convict:
+class Convict(msgspec.Struct, frozen=True):
     """The stage's work is the likely cause of the end of these replicas: others that ran there are suspects no more."""
 
     stage_id: int
@@ -302,41 +280,35 @@ class Convict:
 # ---- actions about the request
 
 
-@dataclass(frozen=True, slots=True)
-class StartCompanions:
+class StartCompanions(msgspec.Struct, frozen=True):
     """Begin the request's companions, by role, beside it."""
 
     prompts: Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class StopCompanions:
+class StopCompanions(msgspec.Struct, frozen=True):
     """Stop the request's companions, and free their hand-offs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(msgspec.Struct, frozen=True):
     """Give the hand-off of a companion that is done to its parent, which ends the companion later."""
 
     payloads: tuple[wire.PayloadRef, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(msgspec.Struct, frozen=True):
     """Hand an output to the client."""
 
     output: OmniOutput
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(msgspec.Struct, frozen=True):
     """Count a frame that was of no use, by ``reason``."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """Count that a stage's work is done again, or with ``resumed`` continued."""
 
     stage_id: int
@@ -351,8 +323,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """The request is over; the last action of every machine."""
 
     outcome: Outcome

@@ -16,6 +16,7 @@ stage, as ``stage<id>.<name>``, of the attempt whose output the client has:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
@@ -270,5 +271,9 @@ def is_length(seconds: float | None) -> bool:
 
 def of_stage(timings_s: Mapping[str, float], stage_id: int) -> dict[str, float]:
     """The exported timings of one stage, by their short names."""
-    timings = {part: timings_s.get(name_of(stage_id, part)) for part in STAGE_PARTS}
-    return {part: seconds for part, seconds in timings.items() if seconds is not None}
+    return {part: timings_s[name] for part, name in _names_of(stage_id) if name in timings_s}
+
+
+@lru_cache(maxsize=256)
+def _names_of(stage_id: int) -> tuple[tuple[str, str], ...]:
+    return tuple((part, name_of(stage_id, part)) for part in STAGE_PARTS)

@@ -47,6 +47,8 @@ class StageGraph:
             for stage_id in self.stage_ids
         }
         self._finals = {stage.stage_id: stage.final_output for stage in deploy.stages if stage.final_output != "none"}
+        #: The plans of requests for all modalities, by ``async_chunk``.
+        self._whole: dict[bool | None, RequestPlan] = {}
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -66,7 +68,13 @@ class StageGraph:
 
         ``async_chunk`` is whether hand-offs are to travel in pieces; None: as the document says.
         """
-        wanted = self.modalities if modalities is None else tuple(modalities)
+        if modalities is not None:
+            return self._plan(tuple(modalities), async_chunk)
+        if async_chunk not in self._whole:
+            self._whole[async_chunk] = self._plan(self.modalities, async_chunk)
+        return self._whole[async_chunk]
+
+    def _plan(self, wanted: tuple[str, ...], async_chunk: bool | None) -> RequestPlan:
         unknown = [modality for modality in wanted if modality not in self.modalities]
         if unknown or not wanted:
             asked = ", ".join(repr(modality) for modality in unknown) or "no modality"

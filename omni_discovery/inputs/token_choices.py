@@ -18,12 +18,15 @@ MAX_BIASED_TOKENS: Final = 1024
 #: compares them in Python, in the engine's step, for each token of each answer: 16 answers lose some 10 ms a step.
 MAX_PATTERN_TOKENS: Final = 128
 MAX_COMPARED_TOKENS: Final = 2048
+_CHOICES: Final = ("bad_words", "allowed_token_ids", "logit_bias", "repetition_detection")
 
 
 def check_token_choices(params: Mapping[str, Any], answers: int = 1) -> None:
     """Raise InvalidRequestError if what so many answers are asked for about tokens costs too much: ``bad_words``,
     ``allowed_token_ids``, ``logit_bias`` or ``repetition_detection``.
     """
+    if params.keys().isdisjoint(_CHOICES):
+        return
     # Of other types the engine says that they are wrong.
     words, allowed, biases = params.get("bad_words"), params.get("allowed_token_ids"), params.get("logit_bias")
     characters = sum(len(each) for each in words if isinstance(each, str)) if isinstance(words, list | tuple) else 0

@@ -35,11 +35,11 @@ def _is_nan(value: Any) -> bool:
 
 def _defaults_of(kind: type) -> Iterator[tuple[str, Any]]:
     if issubclass(kind, msgspec.Struct):
-        for each in msgspec.structs.fields(kind):
-            if each.default is not msgspec.NODEFAULT and each.default is not msgspec.UNSET:
-                yield each.name, each.default
-            elif each.default_factory is not msgspec.NODEFAULT:
-                yield each.name, each.default_factory()
+        # Not by ``msgspec.structs.fields``: it also looks up the types, of which some are there for mypy alone.
+        names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+        for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+            if default is not msgspec.NODEFAULT and default is not msgspec.UNSET:
+                yield name, default.factory() if hasattr(default, "factory") else default
     elif dataclasses.is_dataclass(kind):
         for field in dataclasses.fields(kind):
             if field.default is not dataclasses.MISSING:

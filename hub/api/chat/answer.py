@@ -119,6 +119,16 @@ class WholeAnswer(Answer):
         self._size = AnswerSize("'stream': true")
         self._parts: defaultdict[int, _Parts] = defaultdict(_Parts)
 
+    def take(self, output: OmniOutput) -> bool:
+        """Add a piece of text of the only request at once; False, and nothing is done, for any other output."""
+        if not _is_piece_of_text(output) or not self._size.has_room(len(output.text)):
+            return False
+        choice = self.note(0, output)
+        if choice is not None:
+            self._size.add(len(output.text))
+            self._parts[choice.index].texts.append(output.text)
+        return True
+
     async def add(self, number: int, output: OmniOutput) -> None:
         """Add one output. Raise EngineFailedError for sound that can't be encoded, or an answer that is too long."""
         choice = self.note(number, output)
@@ -212,8 +222,7 @@ class StreamedAnswer(Answer):
 
         As ``events`` makes it, out of the same event for another text; ``write`` may refuse it.
         """
-        is_plain = output.text and not (output.data or output.finish_reason or output.segment_end or output.logprobs)
-        if not is_plain or output.modality != "text" or len(output.text) > _LONG_TEXT:
+        if not _is_piece_of_text(output) or len(output.text) > _LONG_TEXT:
             return False
         choice, parts = self._templates.get(output.stage_id) or self._template(output)
         event = _encode(output.text).join(parts)
@@ -361,6 +370,13 @@ class StreamedAnswer(Answer):
         more: dict[str, Any] = {"usage": self.usage.shown()} if self._counts_each else {}
         more |= self._reached()
         return {**self.head, "object": "chat.completion.chunk", "modality": modality, "choices": [shown], **more}
+
+
+def _is_piece_of_text(output: OmniOutput) -> bool:
+    """Whether an output is text that goes on, and nothing else."""
+    if output.modality != "text" or not output.text:
+        return False
+    return not (output.data or output.finish_reason or output.segment_end or output.logprobs)
 
 
 def image_part(data: bytes, mime: str) -> dict[str, Any]:

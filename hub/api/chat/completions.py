@@ -74,6 +74,7 @@ class ChatCompletions:
         return await self._streamed(chat, StreamedAnswer(*given, **more), generation)
 
     async def _whole(self, chat: ChatRequest, answer: WholeAnswer, generation: Generation) -> Response:
+        generation.taker = answer.take
         try:
             async for number, output in generation:
                 await answer.add(number, output)

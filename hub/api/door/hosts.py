@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Final
 
 #: A name or an IPv4 address, or an IPv6 address in brackets; and a port.
@@ -60,6 +61,7 @@ def _plain(host: str) -> str:
     return host.lower().rstrip(".")
 
 
+@lru_cache(maxsize=64)
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.strip("[]"))

@@ -34,10 +34,15 @@ class AnswerSize:
         self._instead = instead
         self.size_bytes = 0
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so much more may be kept."""
+        return self.size_bytes + size_bytes <= _MOST_ANSWER_BYTES
+
     def add(self, size_bytes: int) -> None:
         """Count what is kept from now on. Raise EngineFailedError if that is too much."""
+        has_room = self.has_room(size_bytes)
         self.size_bytes += size_bytes
-        if self.size_bytes > _MOST_ANSWER_BYTES:
+        if not has_room:
             most_mib = _MOST_ANSWER_BYTES >> 20
             raise EngineFailedError(f"the answer is longer than {most_mib} MiB: ask for it with {self._instead}")
 

@@ -12,7 +12,6 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -71,14 +70,13 @@ _AHEAD: Final = 16
 _Queued = tuple[int, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One request to the pipeline; see ``AsyncOmni.generate``."""
 
     inputs: Mapping[str, Any]
     params: Mapping[int, Mapping[str, Any]]
     modalities: Sequence[str] | None = None
-    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[str, Any]] = {}
 
 
 class Repeat:
@@ -113,15 +111,14 @@ def _nothing() -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
+class Came(msgspec.Struct, frozen=True):
     """An HTTP request whose body was read and checked."""
 
     request: Request
     exchange: Exchange
     #: When its last byte had come, on ``time.perf_counter``: a slow sender doesn't count as time in the hub.
     received_s: float
-    repeat: Repeat = field(default_factory=Repeat)
+    repeat: Repeat = msgspec.field(default_factory=Repeat)
 
 
 class Route:

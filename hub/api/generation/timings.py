@@ -19,21 +19,17 @@ def server_timing(timings_s: Mapping[str, float]) -> str:
 
     Those of the hub come first; what is beyond the length that clients and proxies take is left out.
     """
-    parts: list[str] = []
-    left = _MOST_HEADER
-    for name, seconds in sorted(shown_timings(timings_s).items(), key=lambda each: "." in each[0]):
-        part = f"{name};dur={1000 * seconds:.3f}"
-        left -= len(part) + 2
-        if left < 0:
-            break
-        parts.append(part)
-    return ", ".join(parts)
+    shown = shown_timings(timings_s)
+    names = [name for name in shown if "." not in name] + [name for name in shown if "." in name]
+    text = ", ".join([f"{name};dur={1000 * shown[name]:.3f}" for name in names])
+    return text if len(text) < _MOST_HEADER - 1 else text[: text.rindex(", ", 0, _MOST_HEADER)]
 
 
 def shown_timings(timings_s: Mapping[str, float]) -> dict[str, float]:
     """The finite timings with names that a header may hold, sorted by name: 256 at most, the hub's own first of all."""
     # The names come from a replica: one with a line break would begin another header.
-    names = [name for name in sorted(timings_s) if _TOKEN.fullmatch(name) and isfinite(timings_s[name])]
+    is_token = _TOKEN.fullmatch
+    names = sorted([name for name, seconds in timings_s.items() if isfinite(seconds) and is_token(name)])
     if len(names) > _MOST_TIMINGS:
         names = sorted(sorted(names, key=lambda name: "." in name)[:_MOST_TIMINGS])
     return {name: timings_s[name] for name in names}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from hub.config import HubConfig
+from hub.config import HubConfig, QueueFullError
 from hub.orchestrator.aborts import AbortTracker
 from hub.orchestrator.retry_budget import PacedRetries, RetryDue
-from hub.replicas.pending import PendingAborts, PendingDispatches
+from hub.replicas.pending import DispatchBatcher, PendingAborts, PendingDispatches
 from hub.request.events import Dispatch
+from omni_discovery import wire
 from tests.support.hub_fakes import until
 
 CONFIG = replace(HubConfig(), accept_timeout_s=0.02, accept_limit_s=0.1)
@@ -147,3 +149,70 @@ def test_aborts_that_a_replica_never_acknowledges_are_bounded_and_repeated_in_tu
     assert first[0] == ("r3616", 0)
     assert aborts.acknowledge_abort("r3616", 0)
     assert len(aborts.open_aborts()) == 16_383
+
+
+class Wire:
+    """What a DispatchBatcher has sent: the request ids of each frame. ``is_full``: nothing can leave."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[str]] = []
+        self.unsent: list[object] = []
+        self.is_full = False
+        self.batcher = DispatchBatcher(self.send, self.unsent.append)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        if self.is_full:
+            raise QueueFullError("full")
+        self.sent.append([getattr(each, "request_id", "") for each in wire.decode_to_replica(frames)])
+
+    def dispatch(self, name: str, size_bytes: int = 1) -> None:
+        message = wire.Submit(epoch=1, request_id=name, inputs={"prompt": "a" * size_bytes})
+        self.batcher.push_dispatch((name, 0), wire.encode(message))
+
+    def release(self, name: str) -> None:
+        self.batcher.push_release(name, wire.encode(wire.ReleasePayloads(epoch=1, request_id=name)))
+
+
+async def test_releases_leave_with_the_next_dispatch_or_soon_and_never_behind_it() -> None:
+    """1. releases wait for a dispatch and leave in front of it; what comes behind it in its turn leaves together
+    2. a long dispatch leaves alone, behind the releases
+    3. without a dispatch they leave soon
+    """
+    line = Wire()
+    line.release("a")
+    line.release("b")
+    assert line.sent == []
+    line.dispatch("1")
+    line.release("1")
+    line.dispatch("1")
+    assert line.sent == [["a", "b", "1"]]
+    await asyncio.sleep(0)
+    assert line.sent[1:] == [["1", "1"]]
+    line.release("c")
+    line.dispatch("long", 300_000)
+    assert line.sent[2:] == [["c"], ["long"]]
+    await asyncio.sleep(0)
+    line.release("d")
+    await until(lambda: line.sent[4:] == [["d"]])
+    assert line.unsent == []
+
+
+async def test_releases_that_could_not_leave_are_told_of_or_wait_on() -> None:
+    """1. a dispatch that can't leave raises, and the release before it waits on
+    2. alone it can't leave either: it is told of, as is what the end of a session drops
+    """
+    line = Wire()
+    line.is_full = True
+    line.release("a")
+    with pytest.raises(QueueFullError):
+        line.dispatch("1")
+    assert line.unsent == []
+    await until(lambda: line.unsent == ["a"])
+    line.release("b")
+    assert line.batcher.forget_waiting() == ["b"]
+    line.release("c")
+    line.batcher.close()
+    line.is_full = False
+    await asyncio.sleep(0.03)
+    assert line.sent == []
+    assert line.unsent == ["a"]

@@ -83,6 +83,29 @@ async def test_sound_without_end_is_bounded_in_a_whole_answer_too() -> None:
         await whole(answer, *minutes)
 
 
+async def test_pieces_of_text_that_are_taken_at_once_read_as_those_that_are_added() -> None:
+    """1. pieces of text are taken; what is more than that is not
+    2. a piece that makes the answer too long is not taken, and raises where it is added
+    """
+    answer = answer_of(WholeAnswer)
+    assert [answer.take(each) for each in (said("Fo"), said("ur"))] == [True, True]
+    others = (
+        drawn(5),
+        heard(SAMPLES),
+        ended(0, "text"),
+        said(""),
+        OmniOutput("r", 0, "text", text="a", segment_end="stop"),
+    )
+    assert not any(answer.take(each) for each in others)
+    (choice,) = (await whole(answer, ended(0, "text")))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Four", "stop")
+    full = answer_of(WholeAnswer)
+    assert full.take(said("a" * (128 << 20)))
+    assert not full.take(said("a"))
+    with pytest.raises(EngineFailedError, match="longer than 128 MiB"):
+        await full.add(0, said("a"))
+
+
 async def test_long_answers_read_as_short_ones_do() -> None:
     """They are made in a thread."""
     for size_bytes in (10, 2 << 20):
