@@ -316,7 +316,7 @@ def changed(handed: Mapping[str, Any], part: str, name: str, value: Any) -> Mapp
     """The hand-off with something else in its payload, or in its first piece's."""
     pieces = [dict(each) for each in handed.get("pieces", [handed])]
     payload = pieces[0]["payload"]
-    pieces[0]["payload"] = {**payload, part: {**payload[part], name: value}}
+    pieces[0]["payload"] = {**payload, part: {**payload.get(part, {}), name: value}}
     return {"pieces": pieces} if "pieces" in handed else pieces[0]
 
 
