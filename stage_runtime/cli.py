@@ -59,6 +59,7 @@ from omni_discovery.deploy.load import locate_model
 from omni_discovery.deploy.overrides import check_headless, document_here, parse_overrides, with_omni_python
 from omni_discovery.deploy.resolution import ResolveRequest
 from omni_discovery.deploy.trust.judge import check_document
+from omni_discovery.deploy.trust.model_code import guard_model_code, may_run_model_code
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.embedded_file import embedded_among
 from omni_discovery.logs.setup import LogOptions, identify_process
@@ -138,6 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         trust_folders(os.environ.get("OMNI_TRUSTED_FOLDERS", ""))
+        # Before anything is imported that loads models; opened where a stage is known that may run their code.
+        guard_model_code()
         if arguments[:1] == ["--replica"]:
             os._exit(_run_replica(_read_document(arguments, ReplicaConfig)))
         if arguments[:1] == ["--check"]:
@@ -198,6 +201,7 @@ def _check(check: StageCheck) -> int:
         from stage_runtime.supervisor.environment import replica_devices
 
         stage = check.stage
+        guard_model_code(may_run=may_run_model_code(check.deploy, stage.stage_id, check.bounds))
         trusted = trusted_stage(check.deploy, stage.stage_id, check.bounds)
         engine = create_engine(msgspec.structs.replace(trusted, runtime=stage.runtime))
         if (check_engine := capabilities_of(engine).check) is not None:
@@ -225,6 +229,8 @@ def _resolve(request: ResolveRequest) -> int:
     os.dup2(2, 1)
     settings = stage_environment(StageConfig(stage_id=0, engine=_OMNI), Path(request.model).exists())
     os.environ.update({**settings, **os.environ})
+    # Asked for by a command line of this host alone.
+    guard_model_code(may_run=bool(request.engine_args.get("trust_remote_code")))
     from stage_runtime.engines.vllm_omni.resolver import resolve_document
 
     answer = resolve_document(request)
@@ -342,6 +348,7 @@ def _run_stage(config: SupervisorConfig, options: StageOptions, exporter: Metric
         check = StageCheck(stage=stage, deploy=in_force, count=config.count, bounds=replica.bounds)
         check_stage(check, os.environ)
     else:
+        guard_model_code(may_run=may_run_model_code(in_force, replica.stage_id, replica.bounds))
         with private_folders(os.environ):
             create_engine(trusted_stage(in_force, replica.stage_id, replica.bounds)).close()
     return _run_supervisor(config, deploy, export)
@@ -517,6 +524,7 @@ def _run_replica(config: ReplicaConfig) -> int:
         check_packages(config.stage_id, engine)
         if (kept := vllm_plugins(engine)) is not None:
             os.environ.setdefault("VLLM_PLUGINS", kept)
+        guard_model_code(may_run=may_run_model_code(deploy, config.stage_id, config.bounds))
         with private_folders(os.environ):
             from stage_runtime.replica.replica import Replica
 

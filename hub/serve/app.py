@@ -20,6 +20,7 @@ from hub.api.dashboard.routes import DashboardParts
 from hub.api.door.flags import warn_if_open
 from hub.api.door.ports import Ports
 from hub.api.routes import build_app
+from hub.api.served_stage import stages_read_here
 from hub.serve.api_servers import ApiServers, asks_first, tell_ready
 from hub.serve.jobs.start import make_jobs
 from hub.serve.readiness import HubReadiness
@@ -27,6 +28,7 @@ from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from hub.serve.start_watch import StartWatch
 from hub.serve.stats_log import INTERVAL_S, StatsLog
 from omni_discovery import __version__
+from omni_discovery.deploy.trust.model_code import guard_model_code
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.etcd.store import EtcdKV
 from omni_discovery.logs.setup import kept_log_levels
@@ -76,6 +78,9 @@ def _sharing(config: ServeConfig) -> Sharing:
 
 def _load_frontend(config: ServeConfig) -> VllmFrontend | OmniFrontend | None:
     """The server of vLLM or vLLM-Omni; None for the hub's own API. Raise ConfigError."""
+    # The document has passed this host's bounds by now; what it does not ask for, these servers must not do either.
+    asked = (config.deploy.stage(each).engine_args for each in stages_read_here(config.deploy, config.api))
+    guard_model_code(may_run=any(each.get("trust_remote_code") for each in asked))
     # Before the loop runs, because importing takes seconds and would block the loop.
     match config.api:
         case "vllm":

@@ -11,7 +11,9 @@ import http.client
 import os
 import socket
 import ssl
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +26,10 @@ from omni_discovery.processes import open_private
 from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.keys import check_namespace
 
-#: How long a hub may take to answer, and how much it may say.
+#: How long a hub may take to answer, to its last byte, and how much it may say.
 _TIMEOUT_S: Final = 10.0
+#: How many hubs are asked at once: those that don't answer must not keep the others.
+_AT_ONCE: Final = 64
 _MOST_BYTES: Final = 64 << 20
 _PID_DIGITS: Final = 10
 _URL_SHOWN: Final = 200
@@ -94,6 +98,21 @@ def ask_url(url: str, path: str, token: str, ca_file: str = "") -> dict[str, Any
     return _answer(connection, path, {"Authorization": f"Bearer {token}"} if token else {}, f"the hub at {url}")
 
 
+def ask_at_once(asks: Sequence[Callable[[str], dict[str, Any]]], path: str) -> list[dict[str, Any] | OmniError]:
+    """What each hub answers, or the error that says why it has not; in the order of the hubs."""
+
+    def answer_of(ask: Callable[[str], dict[str, Any]]) -> dict[str, Any] | OmniError:
+        try:
+            return ask(path)
+        except OmniError as error:
+            return error
+
+    if len(asks) <= 1:
+        return [answer_of(ask) for ask in asks]
+    with ThreadPoolExecutor(min(len(asks), _AT_ONCE), thread_name_prefix="ask") as threads:
+        return list(threads.map(answer_of, asks))
+
+
 def is_proved(url: str, ca_file: str) -> bool:
     """Whether no stranger can answer at a URL that a record in etcd names, so that a token may be sent there.
 
@@ -143,16 +162,39 @@ class _LocalConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+@contextmanager
+def _cut_after(connected: socket.socket, timeout_s: float) -> Iterator[threading.Event]:
+    """Shut a socket that is still in use after so long: its own timeout begins anew with each byte that drips in."""
+    was_cut = threading.Event()
+
+    def cut() -> None:
+        was_cut.set()
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(timeout_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield was_cut
+    finally:
+        timer.cancel()
+
+
 def _answer(connection: http.client.HTTPConnection, path: str, headers: dict[str, str], whom: str) -> dict[str, Any]:
     try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        content = answer.read(_MOST_BYTES)
+        connection.connect()
+        with _cut_after(connection.sock, connection.timeout or _TIMEOUT_S) as cut:
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read(_MOST_BYTES)
     # A name of a host that can be none is a UnicodeError.
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise HubUnaskableError(f"{whom} does not answer ({error}): omni hubs shows which there are") from error
     finally:
         connection.close()
+    if cut.is_set():
+        raise HubUnaskableError(f"{whom} does not answer (not all of it came in time)")
     try:
         body = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -20,7 +20,17 @@ from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.restarts import EXIT_FAILED
 from stage_runtime.supervisor.supervisor import Child
-from stage_runtime.supervisor.zygote import MAX_MESSAGE_BYTES, Ended, Notice, Order, Signal, Start, Started
+from stage_runtime.supervisor.zygote import (
+    LONG_BYTES,
+    MAX_MESSAGE_BYTES,
+    Ended,
+    Notice,
+    Order,
+    Signal,
+    Start,
+    Started,
+    StartInMemory,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +125,19 @@ class ForkedChild:
         self._launcher.signal_child(self, number)
 
 
+def _send_start(orders: socket.socket, order: Start, output_fd: int) -> None:
+    """Send an order however long it is. Raise OSError."""
+    content = msgspec.json.encode(order)
+    if len(content) <= LONG_BYTES:
+        socket.send_fds(orders, [content], [output_fd])
+        return
+    memory_fd = open_config(order)
+    try:
+        socket.send_fds(orders, [msgspec.json.encode(StartInMemory())], [output_fd, memory_fd])
+    finally:
+        os.close(memory_fd)
+
+
 class ZygoteLauncher:
     """Starts replicas as forks of a zygote that has imported ``modules``; starts the zygote when needed.
 
@@ -142,7 +165,7 @@ class ZygoteLauncher:
         self._children[child.token] = child
         order = Start(child.token, msgspec.structs.replace(config, parent_pid=zygote_pid), environment)
         try:
-            socket.send_fds(orders, [msgspec.json.encode(order)], [write_fd])
+            _send_start(orders, order, write_fd)
         except OSError:
             child.code = EXIT_FAILED
         finally:

@@ -24,8 +24,9 @@ from stage_runtime.config import ReplicaConfig
 
 logger = logging.getLogger(__name__)
 
-#: Longest message: a Start order holds the deploy document.
 MAX_MESSAGE_BYTES: Final = 1 << 20
+#: A longer order goes by memory: it holds the deploy document, and sockets of some hosts take 200 KiB at once, or less.
+LONG_BYTES: Final = 1 << 14
 _TICK_S: Final = 0.1
 
 Token = Annotated[int, msgspec.Meta(ge=0)]
@@ -37,6 +38,10 @@ class Start(msgspec.Struct, frozen=True, tag_field="t", tag="start"):
     token: Token
     config: ReplicaConfig
     environment: dict[str, str]
+
+
+class StartInMemory(msgspec.Struct, frozen=True, tag_field="t", tag="start_in_memory"):
+    """The same, where the order itself is what a second descriptor holds."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag_field="t", tag="signal"):
@@ -60,7 +65,7 @@ class Ended(msgspec.Struct, frozen=True, tag_field="t", tag="ended"):
     code: int
 
 
-Order = Start | Signal
+Order = Start | StartInMemory | Signal
 Notice = Started | Ended
 
 #: Runs a forked replica with its settings and environment; returns its exit code.
@@ -92,13 +97,17 @@ class Zygote:
     def _turn(self) -> bool:
         if not select.select([self._orders], [], [], _TICK_S)[0]:
             return True
-        content, descriptors, _, _ = socket.recv_fds(self._orders, MAX_MESSAGE_BYTES, 1)
+        content, descriptors, _, _ = socket.recv_fds(self._orders, MAX_MESSAGE_BYTES, 2)
         if not content:
             return False
         order: Order = msgspec.json.decode(content, type=Order)
         match order:
             case Start():
                 self._fork(order, descriptors[0])
+            case StartInMemory():
+                with os.fdopen(descriptors[1], "rb") as memory:
+                    start = msgspec.json.decode(memory.read(), type=Start)
+                self._fork(start, descriptors[0])
             case Signal(token, number):
                 for pid in [pid for pid, known in self._tokens.items() if known == token]:
                     os.kill(pid, number)

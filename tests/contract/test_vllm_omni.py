@@ -27,6 +27,7 @@ if importlib.util.find_spec("vllm_omni") is None:
 from msgspec.structs import replace
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.supervisor.environment import stage_environment
 from stage_runtime.testing import EngineContract
@@ -267,12 +268,71 @@ def test_a_stream_that_ends_too_early_or_holds_nonsense_fails_its_request_alone(
         ("headless", good[1:], "the hand-off's source"),
     ]:
         decoder.add(StageRequest(key, key, stream_from=(0,)))
-        with pytest.raises(InvalidRequestError, match=said):
+        with pytest.raises((InvalidRequestError, PayloadError), match=said):
             feed(decoder, key, pieces)
         decoder.abort(key)
         assert finish(decoder, key)[key][-1].finish_reason == "abort"
     assert np.array_equal(decode(chunked, "b", {"pieces": good}), expected)
     idle(decoder)
+
+
+@pytest.mark.attack("R2")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"ref_context_request_id": "x", "ref_context_size": 1_000_000},
+        {"left_context_size": 1 << 40},
+        {"left_context_size": "x"},
+        {"left_context_size": []},
+        {"request_id": {"a": 1}},
+        {"is_segment_finished": []},
+    ],
+)
+def test_a_hand_off_that_says_nonsense_of_itself_is_its_producers_mistake(
+    meta: dict[str, Any], whole: Pair, chunked: Pair
+) -> None:
+    """1. the decoder speaks a request, and gets a second one whose hand-off would end it in a step
+    2. that one is refused, with its producer's stage; the first is spoken to its end
+    """
+    for pair in (whole, chunked):
+        good = handoff_of(pair, speech("a"))
+        pieces = [
+            {**piece, "payload": {**piece["payload"], "meta": {**piece["payload"]["meta"], **meta}}}
+            for piece in good.get("pieces", [good])
+        ]
+        pair.decoder.add(StageRequest("good", "good", payloads={0: good}))
+        bad = {"pieces": pieces} if "pieces" in good else pieces[0]
+        with pytest.raises(PayloadError, match="the hand-off's meta") as told:
+            pair.decoder.add(StageRequest("bad", "bad", payloads={0: bad}))
+        assert told.value.from_stage == 0
+        assert len(sound(finish(pair.decoder, "good")["good"])) > 0
+
+
+@pytest.mark.attack("R3")
+def test_a_hand_off_that_is_refused_late_leaves_nothing_in_the_engine(chunked: Pair, monkeypatch: Any) -> None:
+    """1. of each of some hand-offs in pieces, the second can't be given any more once the first has begun
+    2. all are refused; vLLM has none of them any more, and others are spoken
+    """
+    decoder: Any = chunked.decoder
+    good = handoff_of(chunked, speech("a"))
+    expected = decode(chunked, "a", good)
+    mailbox, offer = decoder._loaded.mailbox, decoder._loaded.mailbox.offer
+
+    def offer_one(name: str, from_stage: int, number: int, payload: Any) -> None:
+        if number:
+            raise TypeError("no more")
+        offer(name, from_stage, number, payload)
+
+    monkeypatch.setattr(mailbox, "offer", offer_one)
+    for number in range(20):
+        with pytest.raises(PayloadError, match="no more"):
+            decoder.add(StageRequest(f"bad{number}", "bad", payloads={0: good}))
+        decoder.step()
+    monkeypatch.setattr(mailbox, "offer", offer)
+    idle(decoder)
+    assert not decoder._runs
+    assert not decoder._loaded.core.scheduler.requests
+    assert np.array_equal(decode(chunked, "b", good), expected)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +356,7 @@ def test_a_request_that_cannot_be_served_is_refused(whole: Pair, change: dict[st
 def test_a_hand_off_of_another_mode_is_refused(whole: Pair, chunked: Pair) -> None:
     pieces, one = handoff_of(chunked, speech("a")), handoff_of(whole, speech("a"))
     for decoder, handed in ((whole.decoder, pieces), (whole.decoder, {"payload": {}}), (whole.decoder, {})):
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises((InvalidRequestError, PayloadError)):
             decoder.add(StageRequest("b", "b", payloads={0: handed}))
     with pytest.raises(InvalidRequestError, match="async_chunk is false"):
         whole.decoder.add(StageRequest("b", "b", stream_from=(0,)))

@@ -29,6 +29,7 @@ if importlib.util.find_spec("vllm_omni") is None:
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
+from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.supervisor.environment import stage_environment
 from tests.support.media_host import media_host
@@ -315,7 +316,7 @@ def changed(handed: Mapping[str, Any], part: str, name: str, value: Any) -> Mapp
     """The hand-off with something else in its payload, or in its first piece's."""
     pieces = [dict(each) for each in handed.get("pieces", [handed])]
     payload = pieces[0]["payload"]
-    pieces[0]["payload"] = {**payload, part: {**payload[part], name: value}}
+    pieces[0]["payload"] = {**payload, part: {**payload.get(part, {}), name: value}}
     return {"pieces": pieces} if "pieces" in handed else pieces[0]
 
 
@@ -515,9 +516,11 @@ def test_hidden_states_that_do_not_fit_are_refused_and_the_talker_lives(chain: C
         ("hidden_states", "output", torch.zeros(0, 64)),
         ("ids", "prompt", [-1, 5]),
         ("ids", "prompt", []),
+        ("ids", "prompt", [1 << 40]),
+        ("meta", "num_processed_tokens", "x"),
     ):
         handed = changed(first.handed[0], part, name, value)
-        with pytest.raises(InvalidRequestError, match=r"the hand-off's|chats alone"):
+        with pytest.raises(PayloadError, match=r"the hand-off's|chats alone"):
             talker.add(StageRequest("bad", "bad", params=params()[1], payloads={0: handed}, next_stages=(2,)))
     idle(talker)
     again = chain.ask({"b": CHAT}, params(), stages=2)["b"]
@@ -527,7 +530,7 @@ def test_hidden_states_that_do_not_fit_are_refused_and_the_talker_lives(chain: C
 @every
 def test_codes_out_of_the_book_are_refused(chain: Chain) -> None:
     spoken = chain.ask({"a": CHAT}, params(), stages=2)["a"].handed[1]
-    with pytest.raises(InvalidRequestError, match="out of its book"):
+    with pytest.raises(PayloadError, match="out of its book"):
         chain.engines[2].add(StageRequest("bad", "bad", payloads={1: changed(spoken, "codes", "audio", [9000] * 16)}))
 
 

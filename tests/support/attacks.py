@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,11 @@ ATTACKS: Final = (
     Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
     Attack("Q42", "thousands of beats, at which omni top looks each second", "those of 1024 hubs are looked at"),
     Attack("Q43", "a replica that names 65 536 timings in each answer", "64 are looked at"),
+    Attack("R1", "a model with code of its own, where a library trusts every model", "left aside, or refused"),
+    Attack("R2", "a hand-off that says nonsense of itself, which vLLM-Omni believes", "refused; its maker's failure"),
+    Attack("R3", "hand-offs in pieces of which only the first can be read", "refused; no place in the engine is lost"),
+    Attack("R4", "hubs that answer omni why and omni top byte by byte, for ever", "10 s for each; all asked at once"),
+    Attack("R5", "a document too long for one message to the process that forks replicas", "replicas start"),
 )
 
 #: Rows without a test, and why.

@@ -323,6 +323,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "lease.story": "what happened to a lease until it was lost",
     "lease.suspect": "renewals fail; the lease holds for now",
     "lease.ttl_raised": "etcd granted a longer TTL than was asked for",
+    "model_code.left_aside": "a model came with code of its own, which may not run: the library's class is taken",
     "mooncake.not_removed": "Mooncake did not remove a hand-off; it ages out there",
     "omni.error": "a command has failed, with the reason",
     "orchestrator.bug": "a bug: an event of a request failed; that request ends",

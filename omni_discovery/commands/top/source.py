@@ -19,7 +19,7 @@ from omni_discovery.commands.top.rows import Moment
 from omni_discovery.commands.top.traffic import Traffic, read_traffic, slowest
 from omni_discovery.commands.why.waterfall import replica_lines, waterfall
 from omni_discovery.errors import OmniError, RegistryError
-from omni_discovery.receipts.asking import path_of
+from omni_discovery.receipts.asking import ask_at_once, path_of
 from omni_discovery.receipts.receipt import Receipt, ReceiptLine, ReplicaReport
 from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord, read_beats
@@ -133,9 +133,10 @@ class TopSource:
             problem = ""
             by_hub: dict[str, list[ReceiptLine]] = {}
             try:
-                for ask in self._find_hubs(view):
+                for answer in await asyncio.to_thread(ask_at_once, self._find_hubs(view), path):
                     try:
-                        answer = await asyncio.to_thread(ask, path)
+                        if isinstance(answer, OmniError):
+                            raise answer
                         lines = msgspec.convert(answer.get("requests", []), list[ReceiptLine])
                         by_hub[str(answer.get("hub", len(by_hub)))] = lines
                     except (OmniError, msgspec.ValidationError) as error:
@@ -231,11 +232,10 @@ class TopSource:
         return ["no hub that can be asked has its receipt any more"]
 
     async def _ask_all(self, path: str) -> list[dict[str, Any]]:
-        answers = []
+        answers: list[dict[str, Any]] = []
         with suppress(OmniError):
-            for ask in self._find_hubs(self._table.snapshot()):
-                with suppress(OmniError):
-                    answers.append(await asyncio.to_thread(ask, path))
+            said = await asyncio.to_thread(ask_at_once, self._find_hubs(self._table.snapshot()), path)
+            answers += [each for each in said if not isinstance(each, OmniError)]
         return answers
 
 

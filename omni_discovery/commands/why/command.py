@@ -206,20 +206,21 @@ def ask_all(asks: Sequence[Ask], path: str) -> list[dict[str, Any]]:
 def _answers_of(asks: Sequence[Ask], path: str) -> tuple[list[dict[str, Any]], OmniError | None]:
     """The answers of the hubs that have one, one of each hub; or none, and the error that says why."""
     from omni_discovery.commands.output import say
-    from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError
+    from omni_discovery.receipts.asking import HubUnaskableError, NoReceiptError, ask_at_once
 
     answers: dict[str, dict[str, Any]] = {}
     unasked: list[OmniError] = []
     missing: list[OmniError] = []
-    for ask in asks:
-        try:
-            answer = ask(path)
-        except HubUnaskableError as error:
-            unasked.append(error)
-        except NoReceiptError as error:
-            missing.append(error)
-        else:
-            answers[str(answer.get("hub", len(answers)))] = answer
+    for answer in ask_at_once(asks, path):
+        match answer:
+            case HubUnaskableError():
+                unasked.append(answer)
+            case NoReceiptError():
+                missing.append(answer)
+            case OmniError():
+                raise answer
+            case _:
+                answers[str(answer.get("hub", len(answers)))] = answer
     if not answers:
         return [], (missing or unasked)[0]
     for each in unasked:

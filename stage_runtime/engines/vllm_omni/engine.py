@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.media_links import links_of
 from omni_discovery.wire import FailureKind
+from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.files import wav_of
@@ -33,6 +35,7 @@ from stage_runtime.engines.vllm.load import check_model, usual_capacity
 from stage_runtime.engines.vllm_omni.args import check_versions, split_args
 from stage_runtime.engines.vllm_omni.handoff import (
     PayloadCheck,
+    code_count,
     codes_of,
     is_terminal,
     pieces_of,
@@ -199,6 +202,18 @@ class OmniStage:
         if request.key in self._runs:
             raise InvalidRequestError("the request is running already")
         run = _Run(request, f"r{next(self._names)}", read_params(request, loaded))
+        self._runs[request.key], self._keys[run.name] = run, request.key
+        try:
+            self._take(run)
+        except BaseException:
+            # It may have begun: a place of vLLM's that nobody gives back is lost to all others.
+            self._stop(run)
+            raise
+        self._note_activity()
+
+    def _take(self, run: _Run) -> None:
+        """Begin a request, have its input read, or wait for its first piece. Raise what ``add`` raises."""
+        loaded, request = self._ready(), run.request
         if loaded.is_first:
             check_inputs(request, loaded)
             processing = read_processing(request.inputs)
@@ -214,8 +229,6 @@ class OmniStage:
             run.has_all_input = run.has_heard_end = False
         else:
             self._give_whole(run)
-        self._runs[request.key], self._keys[run.name] = run, request.key
-        self._note_activity()
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine. The last piece says so itself; the end that is announced behind it brings nothing."""
@@ -344,11 +357,13 @@ class OmniStage:
             stages = ", ".join(map(str, run.request.payloads)) or "none"
             raise InvalidRequestError(f"this stage takes the hand-off of one stage; it got {stages}")
         ((from_stage, handed),) = run.request.payloads.items()
-        pieces = pieces_of(handed)
+        with _blaming(from_stage):
+            pieces = pieces_of(handed)
         if len(pieces) > 1 and not self._args.async_chunk:
             raise InvalidRequestError("the hand-off is in pieces: this stage's engine_args.async_chunk is false")
         # All of it is checked first: what is refused must not have begun.
-        payloads = [read_payload(piece, self._takes, is_first=not at) for at, piece in enumerate(pieces)]
+        with _blaming(from_stage):
+            payloads = [read_payload(piece, self._takes, is_first=not at) for at, piece in enumerate(pieces)]
         if self._args.async_chunk and not is_terminal(payloads[-1]):
             raise InvalidRequestError("the hand-off's last piece is missing, or it is of a stage without async_chunk")
         for piece in pieces:
@@ -356,16 +371,20 @@ class OmniStage:
 
     def _give(self, run: _Run, from_stage: int, handed: Mapping[str, Any]) -> None:
         loaded = self._ready()
-        payload = renamed(read_payload(handed, self._takes, is_first=not run.has_begun), run.name)
         made = None
-        if not run.has_begun:
-            source = read_source(handed)
+        with _blaming(from_stage):
+            payload = renamed(read_payload(handed, self._takes, is_first=not run.given), run.name)
+            source = None if run.has_begun else read_source(handed)
+        if source is not None:
             run.prompt = source.prompt()
-            made = later_request(run.name, source, run.params, loaded, in_pieces=self._args.async_chunk)
+            with _blaming(from_stage, also=Exception):
+                made = later_request(run.name, source, run.params, loaded, in_pieces=self._args.async_chunk)
+            check_length(len(made.prompt_token_ids), loaded)
+        check_length(max(1, code_count(payload)), loaded)
         try:
             loaded.mailbox.offer(run.name, from_stage, run.given, payload)
-        except TypeError as error:
-            raise InvalidRequestError(f"the hand-off's payload: {error}") from error
+        except (TypeError, RecursionError) as error:
+            raise PayloadError(f"the hand-off's payload: {error}", from_stage) from error
         run.given += 1
         run.has_all_input = run.has_all_input or is_terminal(payload)
         if made is not None:
@@ -374,13 +393,14 @@ class OmniStage:
     def _begin(self, run: _Run, made: Any) -> None:
         loaded = self._ready()
         made.request_id = made.external_req_id = run.name
+        # From here on it has to be ended in vLLM, too.
+        run.has_begun = True
         loaded.processor.add_request(request=made, prompt=None, parent_req=None, request_index=0, queue=None)
         request, wave = loaded.core.preprocess_add_request(made)
         # vLLM's own request has no room for these, and vLLM-Omni reads them from it.
         request.additional_information = made.additional_information
         request.external_req_id, request.payload_sender_info = run.name, None
         loaded.core.add_request(request, wave)
-        run.has_begun = True
 
     # ---- output
 
@@ -513,6 +533,15 @@ class OmniStage:
         self._runs.pop(run.request.key, None)
         self._keys.pop(run.name, None)
         self._ready().mailbox.forget(run.name)
+
+
+@contextmanager
+def _blaming(from_stage: int, also: type[Exception] = InvalidRequestError) -> Iterator[None]:
+    """Raise what is wrong with a hand-off as PayloadError: it is its producer's fault, not the client's nor ours."""
+    try:
+        yield
+    except (InvalidRequestError, also) as error:
+        raise PayloadError(str(error), from_stage) from error
 
 
 def _taken_by(loaded: LoadedStage) -> PayloadCheck | None:

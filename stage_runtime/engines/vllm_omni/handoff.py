@@ -16,6 +16,12 @@ from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
 
+#: Frames of sound: more than any hand-off has.
+_Frames = Annotated[int, Meta(ge=0, le=1 << 24)]
+_META: Final = "meta"
+#: Parts of a payload that are no tensors: who speaks, and how.
+_TEXTS: Final = ("speaker", "language")
+_LONGEST_TEXT: Final = 1 << 16
 _Ids = list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
 
 
@@ -61,6 +67,44 @@ class PayloadCheck(Protocol):
         """Raise InvalidRequestError for a payload, or a piece of one, that the stage would trip over."""
 
 
+class _PayloadMeta(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the stages that were run say of a payload beside its tensors. vLLM-Omni reads more, and believes it all."""
+
+    finished: bool | None = None
+    is_segment_finished: bool | None = None
+    request_id: Annotated[str, Meta(max_length=1024)] | None = None
+    left_context_size: _Frames | None = None
+    ref_context_size: _Frames | None = None
+    ref_context_request_id: Annotated[str, Meta(max_length=1024)] | None = None
+    ref_context_included: bool | None = None
+
+
+def check_parts(payload: Mapping[str, Any], tensors: Mapping[str, frozenset[str]]) -> _PayloadMeta:
+    """What a payload says of itself. Raise InvalidRequestError for anything else than these parts of it.
+
+    What no stage hands over is not taken: vLLM-Omni keeps its own state of a request under the same names.
+    """
+    for name, part in payload.items():
+        if name in _TEXTS:
+            words = part if isinstance(part, list) else [part]
+            if len(words) > 1 or not all(isinstance(each, str) and len(each) <= _LONGEST_TEXT for each in words):
+                raise InvalidRequestError(f"the hand-off's {name} is a short text, or a list of one")
+        elif name != _META and not (name in tensors and isinstance(part, Mapping) and part.keys() <= tensors[name]):
+            raise InvalidRequestError(f"the hand-off's part {str(name)[:80]!r} is none that the stage before makes")
+    given = payload.get(_META, {})
+    if not isinstance(given, Mapping):
+        raise InvalidRequestError("the hand-off's meta is no mapping")
+    try:
+        return msgspec.convert({name: _flag(value) for name, value in given.items()}, _PayloadMeta)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequestError(f"the hand-off's meta: {error}") from error
+
+
+def _flag(value: Any) -> Any:
+    """A flag, which vLLM-Omni keeps in a tensor; any other value as it is."""
+    return bool(value) if hasattr(value, "numel") and value.numel() == 1 else value
+
+
 def read_payload(handed: Mapping[str, Any], takes: PayloadCheck | None, *, is_first: bool = True) -> Mapping[str, Any]:
     """The payload in a hand-off or in a piece of it. Raise InvalidRequestError."""
     payload = handed.get("payload")
@@ -98,6 +142,15 @@ def is_terminal(payload: Mapping[str, Any]) -> bool:
     return hasattr(finished, "numel") and finished.numel() == 1 and bool(finished)
 
 
+def code_count(payload: Mapping[str, Any]) -> int:
+    """How many codes of sound a payload holds."""
+    held = payload.get("codes")
+    audio: Any = held.get("audio") if isinstance(held, Mapping) else None
+    if hasattr(audio, "numel"):
+        return int(audio.numel())
+    return len(audio) if isinstance(audio, list) else 0
+
+
 class Codes(msgspec.Struct, frozen=True, kw_only=True):
     """The codes of sound that a decoder takes: ``groups`` books of ``codes`` each."""
 
@@ -106,20 +159,33 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
         """Raise InvalidRequestError for codes that the decoder would trip over."""
-        del is_first
+        meta = check_parts(payload, _OF_DECODERS)
         held = payload.get("codes")
         audio = held.get("audio") if isinstance(held, Mapping) else None
-        if audio is None:
-            return
-        values = audio.flatten().tolist() if hasattr(audio, "flatten") else audio
+        frames = 0 if audio is None else self._frames(audio)
+        left, reference = meta.left_context_size or 0, meta.ref_context_size or 0
+        if left > frames:
+            raise InvalidRequestError(f"the hand-off's meta: left_context_size is {left} of {frames} frames")
+        # A decoder reads the reference from the first frames that it gets, and wants to hear nothing more of it.
+        if reference and not (is_first and meta.ref_context_included and reference <= frames):
+            raise InvalidRequestError(
+                f"the hand-off's meta: ref_context_size is {reference}, and the first piece has to begin with these"
+            )
+
+    def _frames(self, audio: Any) -> int:
+        if getattr(audio, "ndim", 1) != 1:
+            raise InvalidRequestError("the hand-off's codes are whole numbers in one row")
+        values = audio.tolist() if hasattr(audio, "tolist") else audio
         if not isinstance(values, list) or any(type(each) is not int for each in values):
             raise InvalidRequestError("the hand-off's codes are whole numbers in one row")
         if len(values) % self.groups:
             raise InvalidRequestError(f"{len(values)} codes can't be shared out to {self.groups} books")
         if values and not 0 <= min(values) <= max(values) < self.codes:
             raise InvalidRequestError(f"a code of the hand-off is out of its book of {self.codes}")
+        return len(values) // self.groups
 
 
+_OF_DECODERS: Final = {"codes": frozenset(("audio",))}
 #: The names of stages that take codes, in vLLM-Omni's pipelines.
 _DECODERS: Final = ("code2wav",)
 

@@ -180,15 +180,15 @@ def first_request(name: str, prompt: Mapping[str, Any], params: Any, loaded: Loa
 
 
 def later_request(name: str, source: Source, params: Any, loaded: LoadedStage, *, in_pieces: bool) -> Any:
-    """The core's request of a later stage; its payload comes by the connector. Raise InvalidRequestError."""
+    """The core's request of a later stage; its payload comes by the connector. Whatever vLLM-Omni raises goes on."""
     from vllm_omni.engine import OmniEngineCoreRequest
     from vllm_omni.engine.async_engine_utils import upgrade_to_omni_request
 
     prompt = _placeholders(source, loaded) if in_pieces else _from_whole(name, source, loaded)
     places = len(prompt["prompt_token_ids"])
-    check_length(places, loaded)
     own = params.clone()
-    room = int(loaded.vllm_config.model_config.max_model_len) - places
+    # Of a prompt that is too long, there is none; whoever asks says so.
+    room = max(1, int(loaded.vllm_config.model_config.max_model_len) - places)
     own.max_tokens = room if own.max_tokens is None else own.max_tokens
     # A request that may not end before its context does would stand still there.
     own.min_tokens = min(own.min_tokens, room)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.vllm_omni.handoff import check_parts
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
 OMNI: Final = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -48,6 +49,8 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
 
     #: The size of the thinker's hidden states.
     hidden_size: int
+    #: How many tokens the thinker knows.
+    vocabulary: int
     #: The turns that it looks for; None for a talker that takes any prompt.
     turns: Turns | None = None
     #: The voices that a request may ask for; the first is the usual one.
@@ -68,31 +71,42 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
         """Raise InvalidRequestError for hidden states, or a piece of them, that the talker would trip over."""
+        check_parts(payload, _OF_TALKERS)
+        speaker = payload.get("speaker")
+        for name in speaker if isinstance(speaker, list) else [speaker] if speaker else []:
+            self.voice(name)
         embed, hidden, ids = (_part(payload, name) for name in ("embed", "hidden_states", "ids"))
         if not is_first:
             if "decode" in embed:
                 self._rows(embed["decode"], "embed.decode", least=1)
             return
-        prompt = _token_ids(ids.get("prompt"), "ids.prompt")
+        prompt = self._token_ids(ids.get("prompt"), "ids.prompt")
         self.check_prompt(prompt)
         rows = self._rows(embed.get("prefill"), "embed.prefill", least=len(prompt))
         if self.turns is None:
             self._rows(hidden.get("output"), "hidden_states.output", least=1)
-            spoken = _token_ids(ids.get("output"), "ids.output")
+            spoken = self._token_ids(ids.get("output"), "ids.output")
             if rows != len(prompt) or not spoken:
                 raise InvalidRequestError(f"the hand-off's embed.prefill has {rows} rows, its prompt {len(prompt)}")
             return
         self._rows(hidden.get("output"), "hidden_states.output", least=rows)
-        if len(_token_ids(ids.get("all"), "ids.all")) < len(prompt):
+        if len(self._token_ids(ids.get("all"), "ids.all")) < len(prompt):
             raise InvalidRequestError("the hand-off's ids.all is shorter than its prompt")
         for name in ("tts_bos", "tts_eos", "tts_pad"):
             self._rows(embed.get(name), f"embed.{name}", least=1)
+
+    def _token_ids(self, value: Any, name: str) -> Sequence[int]:
+        given = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(given, list) or not all(type(each) is int and 0 <= each < self.vocabulary for each in given):
+            raise InvalidRequestError(f"the hand-off's {name} must be token ids in one row, below {self.vocabulary}")
+        return given
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
         shape = tuple(getattr(value, "shape", ()))
         is_floats = hasattr(value, "is_floating_point") and value.is_floating_point()
-        if not is_floats or len(shape) < _ROWS or shape[-1] != self.hidden_size or shape[0] < least:
+        is_table = len(shape) == _ROWS or (len(shape) == _ROWS + 1 and shape[1] == 1)
+        if not is_floats or not is_table or shape[-1] != self.hidden_size or shape[0] < least:
             raise InvalidRequestError(
                 f"the hand-off's {name} must be floats of the shape ({least} or more, {self.hidden_size});"
                 f" it is {shape or type(value).__name__}"
@@ -100,8 +114,14 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         return int(shape[0])
 
 
-#: The dimensions of a table of hidden states.
+#: The dimensions of a table of hidden states; the marks of speech have one more, of size 1.
 _ROWS: Final = 2
+#: What a thinker hands over, by part of its payload.
+_OF_TALKERS: Final = {
+    "embed": frozenset(("prefill", "prefill_shape", "decode", "tts_bos", "tts_eos", "tts_pad")),
+    "hidden_states": frozenset(("output", "output_shape")),
+    "ids": frozenset(("prompt", "all", "output")),
+}
 
 
 def _part(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -109,25 +129,19 @@ def _part(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _token_ids(value: Any, name: str) -> Sequence[int]:
-    given = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(given, list) or not all(type(each) is int and each >= 0 for each in given):
-        raise InvalidRequestError(f"the hand-off's {name} must be token ids in one row")
-    return given
-
-
 def talker_of(kind: str, hf_config: Any) -> Talker | None:
     """The talker of a model; None for a pipeline without one behind a thinker."""
     if kind not in OMNI:
         return None
-    hidden_size = int(hf_config.thinker_config.text_config.hidden_size)
+    text = hf_config.thinker_config.text_config
+    hidden_size, vocabulary = int(text.hidden_size), int(text.vocab_size)
     if kind == "qwen2_5_omni":
         # vLLM-Omni sets its voice once for the whole process.
-        return Talker(hidden_size=hidden_size, voices=("Chelsie",))
+        return Talker(hidden_size=hidden_size, vocabulary=vocabulary, voices=("Chelsie",))
     turns = Turns(
         begin=int(hf_config.im_start_token_id),
         roles=tuple(int(getattr(hf_config, f"{role}_token_id")) for role in ("system", "user", "assistant")),
         assistant=int(hf_config.assistant_token_id),
     )
     voices = tuple(getattr(hf_config.talker_config, "speaker_id", None) or ("default",))
-    return Talker(hidden_size=hidden_size, turns=turns, voices=voices)
+    return Talker(hidden_size=hidden_size, vocabulary=vocabulary, turns=turns, voices=voices)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.receipts.asking import (
     HubUnaskableError,
+    NoReceiptError,
+    ask_at_once,
     ask_process,
     ask_url,
     listen_locally,
@@ -89,3 +95,57 @@ def test_a_name_that_no_host_can_have_does_not_answer() -> None:
 
 def test_what_a_user_types_is_no_path() -> None:
     assert path_of("requests", "../x?y", limit=3) == "/admin/requests/..%2Fx%3Fy?limit=3"
+
+
+@pytest.mark.attack("R4")
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000000\r\n\r\n{", b"HTTP/1.1 200 OK\r\nX-A: "]
+)
+def test_a_hub_that_answers_byte_by_byte_is_left_after_the_time_that_it_has(tmp_path: Path, begin: bytes) -> None:
+    folder = tmp_path / "omni"
+    is_over = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(begin)
+            while not is_over.wait(0.05):
+                try:
+                    connection.sendall(b" ")
+                except OSError:
+                    return
+
+    with listen_locally(folder, "mine") as listener:
+        listener.setblocking(True)
+        listener.listen()
+        dripping = threading.Thread(target=drip, args=(listener,))
+        dripping.start()
+        began_s = time.monotonic()
+        try:
+            with pytest.raises(HubUnaskableError, match="does not answer"):
+                ask_process(folder, "mine", os.getpid(), "/admin/requests", timeout_s=0.5)
+            # Its own time, and that of a busy machine: without a bound it would go on for ever.
+            assert time.monotonic() - began_s < 20
+        finally:
+            is_over.set()
+            dripping.join()
+
+
+@pytest.mark.attack("R4")
+def test_hubs_are_asked_at_once_and_answer_in_their_order() -> None:
+    """Each waits until the others are asked: one after the other, none would ever answer."""
+    all_asked = threading.Barrier(3)
+
+    def answering(number: int) -> Callable[[str], dict[str, Any]]:
+        def ask(path: str) -> dict[str, Any]:
+            all_asked.wait(timeout=60)
+            if number == 1:
+                raise NoReceiptError("none")
+            return {"hub": f"{path}-{number}"}
+
+        return ask
+
+    first, second, third = ask_at_once([answering(number) for number in range(3)], "p")
+    assert (first, third) == ({"hub": "p-0"}, {"hub": "p-2"})
+    assert isinstance(second, NoReceiptError)
+    assert ask_at_once([], "p") == []

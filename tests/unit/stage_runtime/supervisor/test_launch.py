@@ -103,3 +103,23 @@ def test_a_replica_imports_nothing_from_the_folder_of_the_start(
         os.close(writing)
     os.close(child.output_fd)
     assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.attack("R5")
+@pytest.mark.parametrize("long_bytes", [1 << 10, 1 << 21])
+def test_a_replica_starts_however_long_its_document_is(long_bytes: int) -> None:
+    """A socket takes some 200 KiB in one message."""
+    reading, writing = os.pipe()
+    launcher = ZygoteLauncher(("json",), writing)
+    named = {"stage_id": 0, "endpoints": "127.0.0.1:9", "namespace": "n", "pipeline_wait_s": 0.1}
+    config = ReplicaConfig(**named, known_pipeline="x" * long_bytes)  # type: ignore[arg-type]
+    try:
+        child = launcher.start(config, child_environment())
+        wait_for("the replica", lambda: child.pid or child.poll() is not None, 60.0)
+        assert child.pid
+        wait_for("the replica's end", lambda: child.poll() is not None, 60.0)
+    finally:
+        launcher.close()
+        for each in (reading, writing):
+            os.close(each)
+    os.close(child.output_fd)

@@ -10,6 +10,7 @@ import pytest
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.vllm_omni.handoff import (
     Codes,
+    code_count,
     codes_of,
     is_terminal,
     pieces_of,
@@ -25,7 +26,57 @@ CODES = Codes(groups=4, codes=2048)
 def test_a_good_payload_is_taken_as_tensor_or_list() -> None:
     for codes in (torch.arange(8), list(range(8)), []):
         assert read_payload({"payload": {"codes": {"audio": codes}}}, CODES)["codes"]["audio"] is codes
-    assert read_payload({"payload": {"embed": {}}}, CODES) == {"embed": {}}
+    assert read_payload({"payload": {"speaker": "ethan"}}, CODES) == {"speaker": "ethan"}
+    assert read_payload({"payload": {"embed": {}}}, None) == {"embed": {}}
+
+
+def of_codes(frames: int = 2, **meta: Any) -> dict[str, Any]:
+    return {"payload": {"codes": {"audio": torch.arange(4 * frames)}, "meta": meta, "language": ["english"]}}
+
+
+def test_what_a_payload_says_of_itself_is_taken_where_it_fits() -> None:
+    no, yes = torch.tensor(False), torch.tensor([True])
+    told: dict[str, Any] = {"finished": no, "is_segment_finished": no, "request_id": "r0", "left_context_size": 0}
+    read_payload(of_codes(**told), CODES)
+    reference: dict[str, Any] = {"ref_context_size": 2, "ref_context_request_id": "r0", "ref_context_included": True}
+    read_payload(of_codes(**told, **reference), CODES)
+    read_payload(of_codes(0, finished=yes, left_context_size=0), CODES, is_first=False)
+    assert code_count(of_codes(3)["payload"]) == 12
+    assert (code_count({"codes": {"audio": [1, 2]}}), code_count({"codes": {}}), code_count({})) == (2, 0, 0)
+
+
+@pytest.mark.attack("R2")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"left_context_size": 3},
+        {"left_context_size": 1 << 40},
+        {"left_context_size": -1},
+        {"left_context_size": "x"},
+        {"left_context_size": []},
+        {"ref_context_size": 2, "ref_context_request_id": "x"},
+        {"ref_context_size": 3, "ref_context_included": True},
+        {"ref_context_request_id": {"a": 1}},
+        {"request_id": {"a": 1}},
+        {"request_id": "x" * 2000},
+        {"is_segment_finished": []},
+        {"finished": torch.ones(2)},
+        {"finished": "yes"},
+        {"replace_runtime_additional_information": True},
+        {5: 5},
+    ],
+)
+def test_what_a_payload_says_of_itself_is_refused_where_it_does_not(meta: dict[Any, Any]) -> None:
+    handed = of_codes()
+    handed["payload"]["meta"] = meta
+    with pytest.raises(InvalidRequestError, match="the hand-off's meta"):
+        read_payload(handed, CODES)
+
+
+@pytest.mark.attack("R2")
+def test_a_reference_comes_in_the_first_piece_alone() -> None:
+    with pytest.raises(InvalidRequestError, match="the first piece has to begin with these"):
+        read_payload(of_codes(ref_context_size=1, ref_context_included=True), CODES, is_first=False)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +89,13 @@ def test_a_good_payload_is_taken_as_tensor_or_list() -> None:
         ({"payload": {"codes": {"audio": [0, 1, 2, -1]}}}, "out of its book of 2048"),
         ({"payload": {"codes": {"audio": torch.ones(4)}}}, "whole numbers"),
         ({"payload": {"codes": {"audio": "abcd"}}}, "whole numbers"),
+        ({"payload": {"codes": {"audio": torch.ones((2, 2), dtype=torch.int64)}}}, "in one row"),
+        ({"payload": {"codes": {"ref": torch.arange(4)}}}, "none that the stage before makes"),
+        ({"payload": {"embed": {}}}, "none that the stage before makes"),
+        ({"payload": {"codes": [1]}}, "none that the stage before makes"),
+        ({"payload": {"speaker": [1]}}, "speaker is a short text"),
+        ({"payload": {"language": ["a", "b"]}}, "language is a short text"),
+        ({"payload": {"speaker": "x", "meta": 5}}, "meta is no mapping"),
     ],
 )
 def test_a_bad_payload_is_refused(handed: dict[str, Any], said: str) -> None:

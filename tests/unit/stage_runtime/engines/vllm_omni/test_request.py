@@ -11,7 +11,7 @@ from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm_omni.request import as_chat, read_processing, read_voice
 from stage_runtime.engines.vllm_omni.talker import Talker
 
-TALKER = Talker(hidden_size=8, voices=("ethan", "chelsie"))
+TALKER = Talker(hidden_size=8, vocabulary=200, voices=("ethan", "chelsie"))
 
 
 def test_a_prompt_that_begins_no_turn_is_the_users_message() -> None:

@@ -14,8 +14,8 @@ from stage_runtime.engines.vllm_omni.talker import Talker, Turns, talker_of
 BEGIN, SYSTEM, USER, ASSISTANT, WORD = 100, 1, 2, 3, 50
 TURNS = Turns(begin=BEGIN, roles=(SYSTEM, USER, ASSISTANT), assistant=ASSISTANT)
 CHAT = [BEGIN, SYSTEM, WORD, BEGIN, USER, WORD, BEGIN, ASSISTANT, WORD]
-OF_3 = Talker(hidden_size=8, turns=TURNS, voices=("ethan", "Chelsie"))
-OF_2_5 = Talker(hidden_size=8, voices=("Chelsie",))
+OF_3 = Talker(hidden_size=8, vocabulary=200, turns=TURNS, voices=("ethan", "Chelsie"))
+OF_2_5 = Talker(hidden_size=8, vocabulary=200, voices=("Chelsie",))
 
 
 def test_a_chat_ends_with_the_assistants_turn() -> None:
@@ -94,11 +94,29 @@ def test_hidden_states_that_fit_are_taken() -> None:
         (OF_3, of_3(ids={"prompt": CHAT, "all": []})),
         (OF_3, of_3(ids={"prompt": [WORD], "all": [WORD]})),
         (OF_3, of_3(embed={"prefill": torch.zeros(20, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "prefill": torch.zeros(20, 3, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_bos": torch.zeros(7, 3, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "cached_decode": torch.zeros(1, 8)})),
+        (OF_3, of_3(ids={"prompt": CHAT, "all": [*CHAT, 200]})),
+        (OF_3, of_3(ids={"prompt": CHAT, "all": [*CHAT, 1 << 40]})),
+        (OF_2_5, of_2_5(ids={"prompt": [5, 6, 7], "output": [200]})),
+        (OF_3, of_3(meta={"num_processed_tokens": "x"})),
+        (OF_3, of_3(meta={"next_stage_prompt_len": 1 << 40})),
+        (OF_3, of_3(hidden_states={"output": torch.zeros(10, 8), "last": torch.zeros(1, 8)})),
+        (OF_3, of_3(mtp_inputs=[1])),
+        (OF_3, of_3(speaker=[5])),
     ],
 )
+@pytest.mark.attack("R2")
 def test_hidden_states_that_do_not_fit_are_refused(talker: Talker, payload: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match=r"the hand-off's|chats alone"):
         talker.check(payload, is_first=True)
+
+
+def test_a_voice_that_the_talker_lacks_is_refused() -> None:
+    OF_3.check(of_3(speaker=["Ethan"], language="en", meta={"finished": torch.tensor(False)}), is_first=True)
+    with pytest.raises(InvalidRequestError, match="this model has ethan"):
+        OF_3.check(of_3(speaker="nobody"), is_first=True)
 
 
 def test_a_later_piece_of_another_size_is_refused() -> None:
@@ -107,7 +125,7 @@ def test_a_later_piece_of_another_size_is_refused() -> None:
 
 
 def test_a_model_says_what_its_talker_takes() -> None:
-    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=8))
+    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=8, vocab_size=200))
     ids = {"im_start_token_id": BEGIN, "system_token_id": 1, "user_token_id": 2, "assistant_token_id": 3}
     voices = SimpleNamespace(speaker_id={"ethan": 1, "Chelsie": 2})
     assert talker_of("qwen3_omni_moe", SimpleNamespace(thinker_config=thinker, talker_config=voices, **ids)) == OF_3
