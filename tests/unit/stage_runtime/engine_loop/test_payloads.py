@@ -11,6 +11,7 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
+from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 from stage_runtime.engine_loop.payloads import Edge, Payloads
 from tests.support.recording_connector import RecordingConnector
@@ -133,3 +134,17 @@ def test_of_what_came_too_late_the_slowest_is_at_fault() -> None:
 )
 def test_no_producer_answers_for_a_short_deadline_or_what_is_missing_here(error: Exception, left_s: float) -> None:
     assert Late(1.0, 3.0, fails=error).fault(100.0 + left_s) is None
+
+
+@pytest.mark.attack("Q61")
+def test_a_connector_is_asked_in_the_name_of_the_producer() -> None:
+    """A connector that looks names up gives each producer its share of look-ups."""
+    asked: list[str] = []
+
+    connector = RecordingConnector(on_get=lambda: asked.append(current_producer()))
+    metadata = {"source_host": "10.0.0.1", "source_port": 4000}
+    ref = PayloadRef(from_stage=0, to_stage=1, key="key", connector="c", size_bytes=1000, metadata=metadata)
+    for known in (producers(), None):
+        Payloads(1, {(0, 1): Edge("c", connector)}, lambda: 0.0, producers=known).fetch([ref], 0.1)
+    assert asked == ["0/-1", ""]
+    assert current_producer() == ""
