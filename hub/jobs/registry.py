@@ -67,9 +67,13 @@ class JobRegistry:
 
     async def marks(self) -> Marks:
         """Cheap to read, and others whenever anything has changed."""
-        jobs = await self._kv.summary(jobs_prefix(self._namespace))
         hubs = await self._kv.summary(keys.hubs_prefix(self._namespace))
-        return Marks((jobs.count, jobs.max_mod_revision), (hubs.count, hubs.max_mod_revision))
+        return Marks(await self.job_marks(), (hubs.count, hubs.max_mod_revision))
+
+    async def job_marks(self) -> tuple[int, int]:
+        """The marks of the jobs alone."""
+        jobs = await self._kv.summary(jobs_prefix(self._namespace))
+        return jobs.count, jobs.max_mod_revision
 
     async def read_all(self) -> Jobs:
         """All jobs, and the hubs that live. The jobs first: whoever has claimed one of them by then is among these."""

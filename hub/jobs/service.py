@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hub.jobs import job as life
@@ -104,6 +104,10 @@ class JobService:
         #: What etcd had when this hub looked last; None: look again.
         self._marks: Marks | None = None
         self._swept_at_s = float("-inf")
+        #: The jobs that were listed last for a client, and what etcd had just before; one list at a time.
+        self._listed: tuple[JobRecord, ...] = ()
+        self._listed_marks: tuple[int, int] | None = None
+        self._lists = asyncio.Lock()
         #: Jobs that are about to be written, by id; one look for room at a time.
         self._coming: dict[str, JobRecord] = {}
         self._looks_for_room = asyncio.Lock()
@@ -216,14 +220,37 @@ class JobService:
             raise JobNotFoundError(job_id)
         return job
 
-    async def mine(self, client: life.Client) -> list[JobRecord]:
-        """All jobs of this client's that this hub can show, those first that were made first."""
-        try:
-            jobs = await self._registry.read_records()
-        except RegistryError as error:
-            raise unavailable(error) from error
-        mine = (job for job in jobs if self._is_of(job, client) and job.hub in {"", self._hub_id})
-        return sorted(mine, key=lambda job: (job.created_at, job.job_id))
+    async def page(
+        self, client: life.Client, most: int, *, newest_first: bool, after: str | None = None
+    ) -> tuple[list[JobRecord], bool]:
+        """So many at most of this client's jobs that this hub can show, in the order in which they were made.
+
+        Those behind the one with the id ``after``; and whether there are more. Raise InvalidRequestError if that one is
+        none of this client's.
+        """
+        jobs = await self._in_order()
+        mine = (
+            job
+            for job in (reversed(jobs) if newest_first else jobs)
+            if self._is_of(job, client) and job.hub in {"", self._hub_id}
+        )
+        if after is not None and not any(job.job_id == after for job in mine):
+            raise InvalidRequestError(f"'after': there is no video {after!r} of yours")
+        found = list(islice(mine, most + 1))
+        return found[:most], len(found) > most
+
+    async def _in_order(self) -> tuple[JobRecord, ...]:
+        """All jobs as they are now, of whomever, those first that were made first. They are read once a change."""
+        async with self._lists:
+            try:
+                marks = await self._registry.job_marks()
+                if marks != self._listed_marks:
+                    read = await self._registry.read_records()
+                    self._listed = tuple(sorted(read, key=lambda job: (job.created_at, job.job_id)))
+                    self._listed_marks = marks
+            except RegistryError as error:
+                raise unavailable(error) from error
+            return self._listed
 
     async def percent(self, job: JobRecord) -> int:
         """How far a job has come."""

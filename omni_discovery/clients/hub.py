@@ -90,9 +90,10 @@ class OmniCoordClientForHub(RegistryClient):
         return self._view
 
     def read_beats(self) -> dict[str, BeatRecord]:
-        """The beats of all hubs by id, as etcd has them now; the view does not hold them. Raise RegistryError."""
+        """The beats of the view's hubs by id, as etcd has them now. Raise RegistryError."""
         namespace = self._config.namespace
-        return read_beats(self._run(self._kv.list(keys.beats_prefix(namespace))).items, namespace)
+        written = self._run(self._kv.list(keys.beats_prefix(namespace)))
+        return read_beats(written.items, namespace, self._view.hubs)
 
     def request_beat(self) -> None:
         """Write this hub's next beat soon, for what it reports has changed. From any thread, also once closed."""

@@ -116,8 +116,11 @@ async def allow_hub(kv: KVStore, namespace: str, hub_id: str) -> int:
     return 0
 
 
-async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
-    """Return the hubs that are registered, revoked or have an unreadable key, ordered by id."""
+async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> tuple[list[HubLine], int]:
+    """Return the hubs that are registered, revoked or have an unreadable key, ordered by id.
+
+    Also return how many records of hubs were not read, since there are too many.
+    """
     from omni_discovery.records import keys
     from omni_discovery.records.beat import read_beats
     from omni_discovery.view.table import ReplicaTable
@@ -126,7 +129,7 @@ async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
     table = ReplicaTable(namespace)
     table.replace(listing, now_s)
     view = table.snapshot()
-    beats = read_beats(listing.items, namespace)
+    beats = read_beats(listing.items, namespace, view.hubs)
     bad = {keys.parse_key(namespace, key): error.reason for key, error in view.bad.items()}
     wrong = {key.hub_id: reason for key, reason in bad.items() if isinstance(key, keys.HubKey | keys.HubControlKey)}
     found = []
@@ -144,13 +147,16 @@ async def read_hubs(kv: KVStore, namespace: str, now_s: float) -> list[HubLine]:
                 **described,
             )
         )
-    return found
+    return found, view.refused_hubs
 
 
 async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.terminal import TextConsole, print_json
+    from omni_discovery.view.record_bounds import too_many
 
-    found = await read_hubs(kv, arguments.namespace, time.time())
+    found, refused_count = await read_hubs(kv, arguments.namespace, time.time())
+    if refused_count:
+        say(f"{too_many(refused_count, 'hubs')}; omni doctor says what to do", error=True)
     if arguments.json:
         for line in found:
             print_json(asdict(line))

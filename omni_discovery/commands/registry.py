@@ -236,15 +236,23 @@ def registry_flags(arguments: argparse.Namespace) -> list[str]:
 
 
 async def read_hub_records(kv: KVStore, namespace: str) -> list[HubRecord]:
-    """The records of a namespace's hubs, without those that can't be read. Raise RegistryError."""
+    """The records of a namespace's hubs, without those that can't be read; of too many the first. Raise RegistryError.
+
+    How many are left out is said on standard error.
+    """
     from omni_discovery.errors import RecordError
     from omni_discovery.records import keys
     from omni_discovery.records.schema import decode_hub
+    from omni_discovery.view.record_bounds import MOST_HUBS, RecordBounds, too_many
 
     found = []
-    for item in (await kv.list(keys.hubs_prefix(namespace))).items:
+    items, bounds = (await kv.list(keys.hubs_prefix(namespace))).items, RecordBounds(MOST_HUBS)
+    bounds.fill(items)
+    if bounds.refused_count:
+        say(f"{too_many(bounds.refused_count, 'hubs')}; omni doctor says what to do", error=True)
+    for item in items:
         key = keys.parse_key(namespace, item.key)
-        if isinstance(key, keys.HubKey):
+        if isinstance(key, keys.HubKey) and bounds.is_read(item.key):
             with suppress(RecordError):
                 found.append(decode_hub(item.key, key.hub_id, item.value))
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -46,12 +46,15 @@ def decode_beat(key: str, value: bytes) -> BeatRecord:
         raise RecordError(key, str(error)) from error
 
 
-def read_beats(items: Iterable[KeyValue], namespace: str) -> dict[str, BeatRecord]:
-    """The beats among some keys of a namespace, by hub id. One that can't be read counts as none."""
+def read_beats(items: Iterable[KeyValue], namespace: str, hubs: Collection[str]) -> dict[str, BeatRecord]:
+    """The beats of these hubs among some keys of a namespace, by hub id. One that can't be read counts as none.
+
+    No others are looked at: whoever may write beats may write any number of them.
+    """
     beats = {}
     for item in items:
         key = keys.parse_key(namespace, item.key)
-        if isinstance(key, keys.BeatKey):
+        if isinstance(key, keys.BeatKey) and key.hub_id in hubs:
             with suppress(RecordError):
                 beats[key.hub_id] = decode_beat(item.key, item.value)
     return beats

@@ -36,10 +36,10 @@ async def read_awaited(kv: KVStore, namespace: str, revision: int) -> frozenset[
     A record with the public key of a hub that has applied it is no other hub's, and is not among them.
     """
     # Beats are read before hubs: a hub that registers in between is awaited, never left out.
-    beats = read_beats((await kv.list(keys.beats_prefix(namespace))).items, namespace)
+    written = await kv.list(keys.beats_prefix(namespace))
     prefix = keys.hubs_prefix(namespace)
     hubs = _hub_ids(namespace, await kv.list(prefix, keys_only=True))
-    awaited = awaited_hubs(revision, hubs, beats)
+    awaited = awaited_hubs(revision, hubs, read_beats(written.items, namespace, hubs))
     if not awaited or awaited == hubs:
         return awaited
     return without_copies(awaited, _public_keys(namespace, await kv.list(prefix), hubs))

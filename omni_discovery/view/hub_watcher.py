@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,9 @@ from omni_discovery.view.anti_entropy import AntiEntropyOptions
 from omni_discovery.view.freshness import LONGEST_ECHO_S
 from omni_discovery.view.saved_view import SavedView, ViewSaver
 from omni_discovery.view.table import Delta, ReplicaTable, View
-from omni_discovery.view.watcher import Watcher
+from omni_discovery.view.watcher import BAD_AGAIN_S, Watcher
+
+logger = logging.getLogger(__name__)
 
 
 def _ignore(_event: str | float) -> None:
@@ -67,6 +70,8 @@ class HubWatcher(Watcher):
             observe_echo=options.observe_echo,
         )
         table = ReplicaTable(config.namespace)
+        #: The id of the hub whose key the registrar holds; empty without one.
+        self._own_id = "" if registrar is None else hub_id
         super().__init__(kv, table, keys.namespace_prefix(config.namespace), on_view, clock=clock, options=anti_entropy)
         self._hub_table = table
         self._saved = options.saved_view and SavedView(options.saved_view, config.namespace, config.endpoints)
@@ -90,6 +95,17 @@ class HubWatcher(Watcher):
         if self._saver is not None:
             await self._saver.close()
         await super().close()
+
+    def _log_refused(self, view: View) -> None:
+        super()._log_refused(view)
+        if (
+            view.refused_hubs
+            and self._own_id
+            and self._own_id not in view.hubs
+            and self._log_once.should("own", BAD_AGAIN_S)
+        ):
+            text = "watcher.own_record_not_read hub=%s refused=%d: no replica lets this hub in until others have gone"
+            logger.error(text, self._own_id, view.refused_hubs)
 
     def _deliver_saved(self, listing: Listing, fresh_at_s: float) -> None:
         delta = self._hub_table.restore(listing, fresh_at_s)

@@ -35,6 +35,8 @@ class KnownProducers:
         self._changed = threading.Condition()
         #: When each place was last seen in the registry.
         self._seen_s: dict[_Place, float] = {}
+        #: Whose each of them is: the replica's that has registered it first, of those that do.
+        self._owners: dict[_Place, str] = {}
         #: How often the registry was read, or could not be.
         self._reads = 0
         #: When it was asked to be read last, and how often it had been read then.
@@ -54,10 +56,14 @@ class KnownProducers:
     def apply_records(self, infos: Iterable[ReplicaInfo]) -> None:
         """The registry was read, and holds these replicas."""
         now_s = self._now()
-        places = {place: now_s for info in infos for place in self._places_of(info)}
+        owners: dict[_Place, str] = {}
+        for info in sorted(infos, key=lambda info: info.epoch):
+            for place in self._places_of(info):
+                owners.setdefault(place, info.name)
         with self._changed:
             kept = {place: at_s for place, at_s in self._seen_s.items() if now_s - at_s < _KEEP_S}
-            self._seen_s = kept | places
+            self._seen_s = kept | dict.fromkeys(owners, now_s)
+            self._owners = {place: self._owners[place] for place in kept} | owners
             self._reads += 1
             self._changed.notify_all()
 
@@ -71,6 +77,12 @@ class KnownProducers:
         """Whether a registered replica of ``from_stage`` hands over at this address; waits for news of the registry."""
         places = [(from_stage, to_stage, *named), (from_stage, to_stage, named[0], ANY_PORT)]
         return self._is_known(places, timeout_s)
+
+    def owner_of(self, from_stage: int, to_stage: int, named: Address) -> str:
+        """The replica that hands over at an address which is known; empty for none."""
+        places = [(from_stage, to_stage, *named), (from_stage, to_stage, named[0], ANY_PORT)]
+        with self._changed:
+            return next((self._owners[place] for place in places if place in self._owners), "")
 
     def has_kv_at(self, from_stage: int, host: object, timeout_s: float) -> bool:
         """Whether the KV cache of a registered replica of ``from_stage`` may be fetched from this host."""

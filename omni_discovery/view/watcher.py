@@ -20,7 +20,7 @@ from omni_discovery.view.table import Delta, ReplicaTable, View, shows_other_key
 logger = logging.getLogger(__name__)
 
 #: A value that can't be read is logged again after so long, if it is still written; and so many at once.
-_BAD_AGAIN_S: Final = 600.0
+BAD_AGAIN_S: Final = 600.0
 _MOST_BAD_LINES: Final = 8
 
 OnView = Callable[[View, Delta], None]
@@ -160,7 +160,7 @@ class Watcher:
 
     def _log_bad(self, bad: Sequence[RecordError]) -> None:
         """Log values that can't be read: each key now and then only, and few of many."""
-        news = [each for each in bad if self._log_once.should(each.key, _BAD_AGAIN_S)]
+        news = [each for each in bad if self._log_once.should(each.key, BAD_AGAIN_S)]
         for _ in bad:
             self._count("bad_value")
         for each in news[:_MOST_BAD_LINES]:
@@ -169,10 +169,10 @@ class Watcher:
             logger.warning("watcher.bad_values more=%d: omni doctor names them", len(news) - _MOST_BAD_LINES)
 
     def _log_refused(self, view: View) -> None:
-        if view.refused_count and self._log_once.should("refused", _BAD_AGAIN_S):
+        if view.refused_count and self._log_once.should("refused", BAD_AGAIN_S):
             text = "watcher.too_many_records prefix=%s read=%d refused=%d: find who writes them; omni doctor says more"
             logger.error(text, self._prefix, len(view.replicas), view.refused_count)
-        if view.refused_hubs and self._log_once.should("refused hubs", _BAD_AGAIN_S):
+        if view.refused_hubs and self._log_once.should("refused hubs", BAD_AGAIN_S):
             text = "watcher.too_many_hubs prefix=%s read=%d refused=%d: find who writes them; omni doctor says more"
             logger.error(text, self._prefix, len(view.hubs), view.refused_hubs)
 

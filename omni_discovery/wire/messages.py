@@ -113,9 +113,11 @@ _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
-#: Hand-offs that one message of a replica may name, and names of timings, or kinds of tokens, that it may count.
+#: Hand-offs that one message of a replica may name, names of timings, and kinds of tokens that it may count: each of
+#: these costs the hub until the answer is sent, and the engines here count four.
 _MOST_PAYLOADS: Final = 4096
 _MOST_NAMES: Final = 1 << 16
+_MOST_KINDS: Final = 64
 _Priority = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 
@@ -165,7 +167,7 @@ class PayloadRef(msgspec.Struct, frozen=True, kw_only=True):
 
 #: What a replica hands over, and counts, with one message.
 _Payloads = Annotated[tuple[PayloadRef, ...], msgspec.Meta(max_length=_MOST_PAYLOADS)]
-_Usage = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST_NAMES)]
+_Usage = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST_KINDS)]
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):

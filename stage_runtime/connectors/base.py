@@ -9,10 +9,29 @@ the next connector that starts on the host.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
 
 from stage_runtime.connectors.serialization import deserialize, serialize
+
+_producer: Final[ContextVar[str]] = ContextVar("producer", default="")
+
+
+@contextmanager
+def fetching_from(producer: str) -> Iterator[None]:
+    """What this thread fetches meanwhile was handed over by the replica of this name; empty for an unknown one."""
+    token = _producer.set(producer)
+    try:
+        yield
+    finally:
+        _producer.reset(token)
+
+
+def current_producer() -> str:
+    """The replica whose hand-off this thread fetches; empty if that is not known."""
+    return _producer.get()
 
 
 class OmniConnectorBase(ABC):

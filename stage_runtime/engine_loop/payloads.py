@@ -21,7 +21,7 @@ from omni_discovery.records.handoff_addresses import named_addresses, named_kv_h
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
-from stage_runtime.connectors.base import OmniConnectorBase
+from stage_runtime.connectors.base import OmniConnectorBase, fetching_from
 from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
 from stage_runtime.engine_loop.jobs import Work, owner_of
@@ -168,9 +168,9 @@ class Payloads:
         metadata = {**ref.metadata, "timeout_s": time_left.seconds}
         # Connectors also take the metadata by key, one level down; what was checked above is what they get.
         metadata.pop(ref.key, None)
-        self._check_addresses(ref, metadata, time_left.seconds)
+        producer = self._check_addresses(ref, metadata, time_left.seconds)
         try:
-            with time_left.counted_for(ref.from_stage):
+            with time_left.counted_for(ref.from_stage), fetching_from(producer):
                 got = edge.connector.get(str(ref.from_stage), str(ref.to_stage), ref.key, metadata)
         except Exception as error:
             self.failures += 1
@@ -182,17 +182,22 @@ class Payloads:
         self._check_kv_hosts(ref, got[0], time_left.seconds)
         return got[0]
 
-    def _check_addresses(self, ref: PayloadRef, metadata: Mapping[str, Any], timeout_s: float) -> None:
-        """Raise PayloadError for a reference that leads elsewhere than to a registered producer."""
-        producers, wait_s = self._producers, min(timeout_s, _KNOWN_TIMEOUT_S)
+    def _check_addresses(self, ref: PayloadRef, metadata: Mapping[str, Any], timeout_s: float) -> str:
+        """The name of the producer; empty if it is not known, or there are no addresses.
+
+        Raise PayloadError for a reference that leads elsewhere than to a registered producer.
+        """
+        producers, wait_s, producer = self._producers, min(timeout_s, _KNOWN_TIMEOUT_S), ""
         if producers is None:
-            return
+            return producer
         for named in named_addresses(metadata):
             if not producers.hands_over_at(ref.from_stage, ref.to_stage, named, wait_s):
                 raise PayloadError(
                     f"the hand-off of stage {ref.from_stage} is said to be at {shown(named)}, where no registered "
                     f"replica of that stage hands over"
                 )
+            producer = producers.owner_of(ref.from_stage, ref.to_stage, named)
+        return producer
 
     def _check_kv_hosts(self, ref: PayloadRef, handoff: Mapping[str, Any], timeout_s: float) -> None:
         """The same for the KV cache that a prefill stage hands over."""

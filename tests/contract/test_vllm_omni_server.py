@@ -385,6 +385,68 @@ async def test_a_small_request_that_costs_much_is_refused(speaking: Any) -> None
         assert not talker.of(wire.Submit)
 
 
+@pytest.mark.attack("Q3")
+@pytest.mark.parametrize("depth", [1000, 100_000])
+async def test_arguments_of_a_call_that_are_nested_too_deep_are_the_clients_mistake(
+    speaking: Any, depth: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    nested = '{"a":' + "[" * depth + "]" * depth + "}"
+    call = {"id": "a", "type": "function", "function": {"name": "a", "arguments": nested}}
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    function_call = {"type": "function_call", "call_id": "a", "name": "a", "arguments": nested}
+    response = {"model": "tiny", "max_output_tokens": 1, "input": [function_call, {"role": "user", "content": "a"}]}
+    chat = {"model": "tiny", "messages": said}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        for path, body in (
+            ("/v1/chat/completions", chat),
+            ("/v1/chat/completions/batch", {**chat, "messages": [said]}),
+            ("/v1/responses", response),
+            ("/tokenize", chat),
+        ):
+            answer = await client.post(path, json=body)
+            assert (answer.status_code, "nested too deep" in answer.text) == (400, True), (path, answer.text[:300])
+        assert not talker.of(wire.Submit)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+@pytest.mark.attack("Q4")
+async def test_a_text_that_no_context_holds_is_not_made_tokens(speaking: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """And it is the client's mistake: of a chat, vLLM-Omni's server made it a 500, with a stack in the log."""
+    long = "a " * 3_500_000
+    messages = [{"role": "user", "content": long}]
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        assert (await client.post("/tokenize", json={"model": "tiny", "prompt": "a b"})).status_code == 200
+        for path, body, said in (
+            ("/tokenize", {"prompt": long}, "can't fit into the model's context"),
+            ("/tokenize", {"messages": messages}, "can't fit into the model's context"),
+            ("/v1/chat/completions", {"messages": messages}, "maximum context length"),
+        ):
+            answer = await client.post(path, json={"model": "tiny", **body})
+            assert (answer.status_code, said in answer.text) == (400, True), (path, answer.text[:300])
+        assert not talker.of(wire.Submit)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+@pytest.mark.attack("Q65")
+async def test_no_log_probabilities_are_asked_of_a_stage(speaking: Any) -> None:
+    """They are refused wherever a request may name them: no stage is asked, and none is shown."""
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"model": "tiny", "messages": messages}
+    listed = [{"logprobs": 20, "max_tokens": 4}, {}]
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        for path, body in (
+            ("/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 20}),
+            ("/v1/chat/completions", {**chat, "prompt_logprobs": 20}),
+            ("/v1/chat/completions", {**chat, "sampling_params_list": listed}),
+            ("/v1/completions", {"model": "tiny", "prompt": "hi", "logprobs": 20}),
+            ("/v1/completions", {"model": "tiny", "prompt": "hi", "prompt_logprobs": 20}),
+        ):
+            answer = await client.post(path, json=body)
+            assert 400 <= answer.status_code < 502, (path, body, answer.text[:300])
+            assert answer.status_code != 500, (path, body, answer.text[:300])
+        assert not talker.of(wire.Submit)
+
+
 @pytest.mark.attack("C13")
 async def test_nothing_that_a_client_names_is_fetched(speaking: Any) -> None:
     heard: list[bytes] = []

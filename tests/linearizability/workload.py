@@ -271,7 +271,7 @@ async def _value(kv: RecordedKV, key: str) -> bytes | None:
 
 
 async def _revoked(kv: Any, namespace: str) -> frozenset[str]:
-    return frozenset(each.hub_id for each in await read_hubs(kv, namespace, 0.0) if each.revoked)
+    return frozenset(each.hub_id for each in (await read_hubs(kv, namespace, 0.0))[0] if each.revoked)
 
 
 class _Seat:

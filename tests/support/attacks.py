@@ -285,6 +285,17 @@ ATTACKS: Final = (
     Attack("R3", "hand-offs in pieces of which only the first can be read", "refused; no place in the engine is lost"),
     Attack("R4", "hubs that answer omni why and omni top byte by byte, for ever", "10 s for each; all asked at once"),
     Attack("R5", "a document too long for one message to the process that forks replicas", "replicas start"),
+    Attack("Q60", "a replica that counts 65 536 kinds of tokens in each answer", "refused: 64"),
+    Attack("Q61", "one replica hands over at dozens of names that DNS never answers", "others' names are looked up"),
+    Attack("Q62", "a hub starts amid 1024 older records of hubs", "it says so itself; it serves once they have gone"),
+    Attack(
+        "Q63", "thousands of records and beats of hubs, when somebody runs a command", "those of 1024 hubs; it says so"
+    ),
+    Attack(
+        "Q64", "a stream of hundreds of calls, which vLLM's parser reads anew at each piece", "in ever larger pieces"
+    ),
+    Attack("Q65", "log probabilities, asked of a hub with --api vllm-omni", "refused; no stage is asked"),
+    Attack("Q66", "pages of videos, asked for without end amid thousands of jobs", "read once a change"),
 )
 
 #: Rows without a test, and why.

@@ -470,6 +470,8 @@ MEANINGS: Final[Mapping[str, str]] = {
     "watcher.not_compared": "the view could not be compared with etcd; it is tried again",
     "watcher.relist": "the registry is listed anew, after its watch broke",
     "watcher.repaired": "the view lacked changes that the watch had not brought",
+    "watcher.own_record_not_read": "of too many hubs' records this hub's is one that replicas don't read: they let it "
+    "in once others have gone",
     "watcher.too_many_hubs": "records of hubs are not read since there are too many: find who writes them",
     "watcher.too_many_records": "records of replicas are not read since there are too many: find who writes them",
     "watcher.stale": "the view of the registry can't be proved fresh any more",

@@ -69,18 +69,12 @@ class Videos:
     async def _list_all(self, request: Request) -> Response:
         async def listed(jobs: JobService, client: Client) -> Response:
             query = _query_of(request, VideoQuery)
-            found = await jobs.mine(client)
-            if query.order == "desc":
-                found.reverse()
-            if query.after is not None:
-                ids = [job.job_id for job in found]
-                if query.after not in ids:
-                    raise InvalidRequestError(f"'after': there is no video {query.after!r} of yours")
-                found = found[ids.index(query.after) + 1 :]
-            page = [await self._shown(jobs, job) for job in found[: query.limit]]
+            is_desc = query.order == "desc"
+            found, has_more = await jobs.page(client, query.limit, newest_first=is_desc, after=query.after)
+            page = [await self._shown(jobs, job) for job in found]
             ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {}
             body = {"object": "list", "data": page, "first_id": None, "last_id": None, **ends}
-            return JSONResponse({**body, "has_more": len(found) > len(page)})
+            return JSONResponse({**body, "has_more": has_more})
 
         return await self._answer(request, listed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,8 +51,8 @@ _FORMS: Final = frozenset(_Forms.__struct_fields__)
 _SPACE: Final = b" \t\r\n"
 
 
-def check_body(body: bytes) -> None:
-    """Raise InvalidRequestError if to read the body, or to compile what it asks for, may cost too much."""
+def check_body(body: bytes) -> bool:
+    """Whether the body has tools. Raise InvalidRequestError if to read it, or what it asks for, may cost too much."""
     check_text(body)
     check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
@@ -60,7 +61,7 @@ def check_body(body: bytes) -> None:
     begin = body.lstrip(_SPACE)
     # A form, which is no JSON in any encoding, or nothing at all.
     if begin.startswith(b"--") or not begin:
-        return
+        return False
     # What is checked has to be what the server reads: it would also read JSON behind a byte order mark.
     if not begin.startswith(b"{"):
         raise InvalidRequestError(
@@ -88,6 +89,7 @@ def check_body(body: bytes) -> None:
         )
     for position, tool in enumerate(tools):
         check_schema(f"tools[{position}]", tool, budget)
+    return bool(tools)
 
 
 def _check_conversations(messages: bytes) -> None:
@@ -97,7 +99,7 @@ def _check_conversations(messages: bytes) -> None:
         raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
 
 
-async def checked_aside(check: Callable[[bytes], None], whole: bytes) -> None:
+async def checked_aside(check: Callable[[bytes], object], whole: bytes) -> None:
     """Have a whole body checked: a large one in a thread, so that the hub's loop goes on meanwhile."""
     if len(whole) < _LARGE_BYTES:
         check(whole)
@@ -115,6 +117,8 @@ class Body:
         self._read_bytes = 0
         #: Why the request is refused, if it is.
         self.refusal: RequestError | None = None
+        #: Whether it has tools, once the whole was checked.
+        self.has_tools = False
         self._check_length(int(length[:20]) if length.isdecimal() else 0)
 
     def _check_length(self, size_bytes: int) -> None:
@@ -146,4 +150,17 @@ class Body:
 
     def check(self, whole: bytes) -> None:
         """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
-        check_body(whole)
+        self.has_tools = check_body(whole)
+
+    def enter(self) -> None:
+        """Make it the body of the current context's request."""
+        _current.set(self)
+
+
+_current: Final[ContextVar[Body | None]] = ContextVar("body", default=None)
+
+
+def asks_tools() -> bool:
+    """Whether the current context's request has tools."""
+    body = _current.get()
+    return body is not None and body.has_tools

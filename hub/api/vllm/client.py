@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -16,10 +17,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from hub.api.exchange import current_exchange
+from hub.api.vllm.body import asks_tools
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
 from hub.api.vllm.fan_out import announce, answer_size, in_flight, merged
 from hub.api.vllm.forms import without_form
+from hub.api.vllm.pacing import TextPace
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
 from hub.api.vllm.serving import ServingHub
@@ -214,6 +217,9 @@ class _Answer:
         #: Their texts in pieces, until they have ended.
         self._texts: list[list[str]] = [[] for _ in self._answers]
         self._size = answer_size(is_streamed=self._kind == RequestOutputKind.DELTA)
+        #: Where calls are read out of their pieces: by answer, what waits to go on.
+        self._paces = [TextPace() for _ in self._answers] if asks_tools() else []
+        self._waiting: list[CompletionOutput | None] = [None] * params.n
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:
         """Add one output of an answer; return the output for vLLM's server, None if it waits for more.
@@ -233,7 +239,8 @@ class _Answer:
         if logprobs is not None:
             piece.logprobs, piece.cumulative_logprob = logprobs.add(output, self._kind), logprobs.total
         if self._kind == RequestOutputKind.DELTA:
-            return self._made(index, [piece])
+            due = self._due(index, piece) if self._paces else piece
+            return None if due is None else self._made(index, [due])
         so_far = self._answers[index]
         if logprobs is not None:
             so_far.logprobs, so_far.cumulative_logprob = logprobs.places, logprobs.total
@@ -246,6 +253,19 @@ class _Answer:
             shown = so_far.logprobs[:] if so_far.logprobs is not None else None
             return self._made(index, [replace(so_far, token_ids=so_far.token_ids[:], logprobs=shown)])
         return None if self._open else self._made(index, self._answers)
+
+    def _due(self, index: int, piece: CompletionOutput) -> CompletionOutput | None:
+        """What goes on now, a new piece and what waited before it; None if it is to wait."""
+        waiting = self._waiting[index]
+        if waiting is not None:
+            piece.text = waiting.text + piece.text
+            piece.token_ids = [*waiting.token_ids, *piece.token_ids]
+            if piece.logprobs is not None and waiting.logprobs is not None:
+                piece.logprobs = [*waiting.logprobs, *piece.logprobs]
+        characters = len(piece.text) - (len(waiting.text) if waiting is not None else 0)
+        is_due = self._paces[index].is_due(characters, time.monotonic()) or piece.finish_reason is not None
+        self._waiting[index] = None if is_due else piece
+        return piece if is_due else None
 
     def _count(self, output: OmniOutput) -> None:
         """Count what is kept of an output: log probabilities of the prompt even if all else is passed on."""

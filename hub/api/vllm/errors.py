@@ -73,6 +73,7 @@ class HubHeaders:
         fan_out.start_http_request(is_websocket=scope["type"] == "websocket")
         forms.start_http_request()
         body, has_begun = Body(scope, receive), False
+        body.enter()
 
         async def send_more(message: Message) -> None:
             nonlocal has_begun

@@ -20,6 +20,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
+from hub.api.vllm.texts import BoundsTexts
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
 
@@ -96,11 +97,8 @@ def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
     return tokens, files
 
 
-class _LeavesPictures:
+class _LeavesPictures(BoundsTexts):
     """Overrides the renderer's last step, which would turn pictures into the model's input tensors."""
-
-    #: The renderer's own.
-    model_config: Any
 
     def render_messages(self, messages: Any, params: Any) -> Any:
         """See vLLM, which uses this method for pooling models, and would decode or fetch any part."""
@@ -117,23 +115,6 @@ class _LeavesPictures:
         with _refused():
             _check_pixels(messages)
             return await parent.render_messages_async(messages, params)
-
-    def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
-        """See vLLM, which bounds texts where they become tokens by the model's context, but not where tokens are only
-        shown or cut off.
-        """
-        parent: Any = super()
-        tokenizer, text = parent.get_tokenizer(), prompt["prompt"]
-        most = self.model_config.max_model_len * tokenizer.max_chars_per_token
-        if len(text) > most:
-            if params.truncate_prompt_tokens is None:
-                raise VLLMValidationError(
-                    f"a text of {len(text)} characters can't fit into the model's context of "
-                    f"{self.model_config.max_model_len} tokens, which are at most {most} characters: send less"
-                )
-            side = params.truncation_side or tokenizer.truncation_side
-            prompt = {**prompt, "prompt": text[-most:] if side == "left" else text[:most]}
-        return parent._tokenize_prompt(prompt, params)  # noqa: SLF001 - the step that is overridden
 
     async def process_for_engine_async(
         self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None
@@ -211,9 +192,6 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Arguments of earlier calls are JSON in a text, which vLLM reads itself.
-        if isinstance(error, RecursionError):
-            raise VLLMValidationError("a text of JSON in the messages is nested too deep: send less of it") from error
         # A file: URL without an allowed folder.
         if isinstance(error, RuntimeError) and "local files" in str(error):
             raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error

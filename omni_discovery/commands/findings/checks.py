@@ -18,7 +18,7 @@ from omni_discovery.etcd.releases.versions import known_bugs, parse_version
 from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.addresses import is_loopback
-from omni_discovery.records.beat import read_beats
+from omni_discovery.records.beat import BeatRecord, read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
@@ -78,6 +78,10 @@ class Evidence:
     now_s: float
     #: The number of replicas of each namespace of this etcd; None if this user may not list them.
     namespaces: Mapping[str, int] | None = None
+
+    def beats(self) -> dict[str, BeatRecord]:
+        """The beats of the view's hubs, by hub id."""
+        return read_beats(self.items, self.namespace, self.view.hubs)
 
 
 _RESTART: Final = (
@@ -140,8 +144,8 @@ def _hubs_behind(evidence: Evidence) -> Iterator[Finding]:
     """Find hubs that have read the pipeline in force and still serve another document."""
     pipeline_key = keys.pipeline_key(evidence.namespace)
     in_force = next((item for item in evidence.items if item.key == pipeline_key), None)
-    for hub_id, beat in read_beats(evidence.items, evidence.namespace).items() if in_force is not None else ():
-        if hub_id not in evidence.view.hubs or in_force is None:
+    for hub_id, beat in evidence.beats().items() if in_force is not None else ():
+        if in_force is None:
             continue
         has_seen = beat.pipeline and beat.revision >= in_force.mod_revision
         if has_seen and beat.pipeline != document_fingerprint(in_force.value):
@@ -500,7 +504,7 @@ _FAILED_PART: Final = 0.01
 
 def _reports(evidence: Evidence) -> Iterator[Finding]:
     """Find what the hubs report: requests that fail, replicas that they can't use or that vanished."""
-    reports = read_reports(evidence.view, read_beats(evidence.items, evidence.namespace))
+    reports = read_reports(evidence.view, evidence.beats())
     for seen in (each for troubles in reports.troubles.values() for each in troubles):
         text = f"replica {seen.trouble.name} is {seen.describe(evidence.now_s)}"
         info = evidence.view.replicas[seen.trouble.stage_id, seen.trouble.replica_id]

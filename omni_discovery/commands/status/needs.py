@@ -9,7 +9,6 @@ from typing import Final
 
 from omni_discovery.commands.findings.checks import Evidence, Finding, Grade
 from omni_discovery.commands.status.overview import StageLine
-from omni_discovery.records.beat import read_beats
 from omni_discovery.records.health import TroubleKind
 from omni_discovery.records.waits import WaitEntry, WaitKind, WaitRecord
 from omni_discovery.text import one_line
@@ -113,7 +112,7 @@ def _rank(finding: Finding) -> int:
 
 def _absent_hosts(evidence: Evidence) -> Iterator[tuple[Finding, Collection[str]]]:
     """Find hosts none of whose replicas, two or more, answers a hub: they are down or cut off, all at once."""
-    reports = read_reports(evidence.view, read_beats(evidence.items, evidence.namespace))
+    reports = read_reports(evidence.view, evidence.beats())
     silent: defaultdict[str, set[str]] = defaultdict(set)
     for each in (*reports.lost, *(seen for troubles in reports.troubles.values() for seen in troubles)):
         if each.trouble.kind in (TroubleKind.NO_SESSION, TroubleKind.LOST) and each.trouble.host:
@@ -193,9 +192,9 @@ def _as_upgrade(evidence: Evidence, finding: Finding) -> Finding:
 
 def _still_hubs(evidence: Evidence) -> Iterator[Finding]:
     """Find hubs that hold their lease and do not beat: they go by an old view."""
-    for hub_id, beat in sorted(read_beats(evidence.items, evidence.namespace).items()):
-        hub, age_s = evidence.view.hubs.get(hub_id), evidence.now_s - beat.written_at
-        if hub is None or hub_id in evidence.view.revoked or age_s < _STILL_S:
+    for hub_id, beat in sorted(evidence.beats().items()):
+        hub, age_s = evidence.view.hubs[hub_id], evidence.now_s - beat.written_at
+        if hub_id in evidence.view.revoked or age_s < _STILL_S:
             continue
         text = f"hub {hub_id} on {hub.host} has not beaten for {age_s:.0f} s: its view of the registry is that old"
         advice = f"its process {hub.pid} stands still, or does not reach etcd: see its log, and its /ready"

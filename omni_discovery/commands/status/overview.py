@@ -11,7 +11,6 @@ from omni_discovery.commands.findings.checks import Evidence
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.records import keys
-from omni_discovery.records.beat import read_beats
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.hub_reports import HubReports, read_reports
 
@@ -70,7 +69,7 @@ def stage_lines(evidence: Evidence) -> list[StageLine]:
     by_stage: defaultdict[int, list[ReplicaInfo]] = defaultdict(list)
     for _, info in sorted(evidence.view.replicas.items()):
         by_stage[info.stage_id].append(info)
-    reports = read_reports(evidence.view, read_beats(evidence.items, evidence.namespace))
+    reports = read_reports(evidence.view, evidence.beats())
     lines = []
     for stage_id in sorted({*asked, *by_stage}):
         infos = by_stage[stage_id]
@@ -100,7 +99,7 @@ def stage_lines(evidence: Evidence) -> list[StageLine]:
 
 def hub_lines(evidence: Evidence) -> list[HubSummary]:
     """A line for each registered hub."""
-    view, beats = evidence.view, read_beats(evidence.items, evidence.namespace)
+    view, beats = evidence.view, evidence.beats()
     health = read_reports(view, beats).health
     lines = []
     for hub_id, hub in sorted(view.hubs.items()):

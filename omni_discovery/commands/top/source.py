@@ -120,7 +120,7 @@ class TopSource:
                 self._beats = None
             else:
                 # Not listed: whoever may write beats may write any number of them.
-                self._beats = read_beats(self._table.beats(), self._namespace)
+                self._beats = read_beats(self._table.beats(), self._namespace, view.hubs)
                 reports = read_reports(view, self._beats)
                 troubles = [seen.trouble for each in reports.troubles.values() for seen in each]
                 self.events.follow_troubles(troubles, time.time())

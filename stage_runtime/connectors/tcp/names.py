@@ -1,7 +1,8 @@
 """The numbers of hosts that producers name, looked up within the time of a fetch: a DNS may be slow, or never answer.
 
 A look-up can't be cancelled, so each has a thread of its own; a name of which the first one is overdue fails at once. A
-name that was found before counts as it was found while it is looked up again, and for as long as that fails.
+name that was found before counts as it was found while it is looked up again, and for as long as that fails. Each
+producer has a few look-ups at a time, so that names of its making, which hang, keep no other's waiting.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 
 #: How long fetches wait for the number of a name that has none: a resolver asks its second server after 5 s.
@@ -23,8 +25,10 @@ _TTL_S: Final = 30.0
 _RETRY_S: Final = 5.0
 #: How long fetches wait for that: a host that has moved is mostly found at once.
 _GRACE_S: Final = 0.2
-#: Look-ups at one time, those included that are overdue: of names without a number, and apart from those of the others.
-_MOST_LOOKUPS: Final = 32
+#: Look-ups at one time, those included that are overdue: of names without a number, in all and of one producer, and
+#: apart from those of the others.
+_MOST_LOOKUPS: Final = 128
+_MOST_OF_PRODUCER: Final = 4
 _MOST_REFRESHES: Final = 32
 #: Names that are remembered.
 _MOST_NAMES: Final = 1024
@@ -43,10 +47,14 @@ def look_up(host: str, port: int) -> Found:
 
 @dataclass(slots=True)
 class _Lookup:
-    """Fetches wait for it until it is overdue. ``is_first``: the name had no number when it was begun."""
+    """Fetches wait for it until it is overdue. ``is_first``: the name had no number when it was begun.
+
+    ``producer``: whose hand-off was fetched then; empty if that is not known.
+    """
 
     begun_s: float
     is_first: bool
+    producer: str
     overdue_s: float
     ended: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
@@ -101,15 +109,20 @@ class Names:
             self._names[host, port] = name
             if not self._is_due(name):
                 return name, None if name.lookup is None or name.lookup.ended.is_set() else name.lookup
-            is_first = not name.found
+            is_first, producer = not name.found, current_producer()
             running = self._running(is_first=is_first)
-            if running >= (_MOST_LOOKUPS if is_first else _MOST_REFRESHES):
+            of_producer = sum(each.producer == producer for each in running)
+            if is_first and producer and of_producer >= _MOST_OF_PRODUCER:
+                raise TransferError(f"{host}: {of_producer} other names of replica {producer} are being looked up")
+            if len(running) >= (_MOST_LOOKUPS if is_first else _MOST_REFRESHES):
                 if is_first:
-                    raise TransferError(f"{host}: {running} names are being looked up, and the DNS does not answer")
+                    raise TransferError(
+                        f"{host}: {len(running)} names are being looked up, and the DNS does not answer"
+                    )
                 return name, None
             now_s = self._now()
             wait_s = self._timeout_s if is_first else min(self._timeout_s, _GRACE_S)
-            lookup = name.lookup = _Lookup(now_s, is_first, now_s + wait_s)
+            lookup = name.lookup = _Lookup(now_s, is_first, producer, now_s + wait_s)
         try:
             run = threading.Thread(
                 target=self._run, args=(host, port, name, lookup), name=f"look up {host}", daemon=True
@@ -128,9 +141,9 @@ class Names:
         since_s = name.found_s if name.lookup.error is None else name.lookup.begun_s
         return self._now() - since_s >= (_TTL_S if name.lookup.error is None else _RETRY_S)
 
-    def _running(self, *, is_first: bool) -> int:
+    def _running(self, *, is_first: bool) -> list[_Lookup]:
         lookups = (name.lookup for name in self._names.values())
-        return sum(each is not None and not each.ended.is_set() and each.is_first == is_first for each in lookups)
+        return [each for each in lookups if each is not None and not each.ended.is_set() and each.is_first == is_first]
 
     def _make_room(self) -> None:
         """Forget names if there are too many: first those without a number, then those not asked for of late."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import io
 import json
 import logging
@@ -709,3 +710,85 @@ async def test_all_answers_to_one_request_count_together(is_websocket: int, is_s
     fan_out.start_http_request(is_websocket=bool(is_websocket))
     first, second = (fan_out.answer_size(is_streamed=bool(is_streamed)) for _ in range(2))
     assert (first is second) == bool(is_shared)
+
+
+@pytest.fixture(scope="module")
+def reading_calls() -> Any:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.server import VllmFrontend
+
+        return VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser hermes")
+
+
+CALL = '<tool_call>\n{"name": "a", "arguments": {"x": %d}}\n</tool_call>\n'
+CALLS = 200
+TOOLS = [{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}]
+
+
+def call_often(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Many calls, fifteen characters at a time."""
+    text = "".join(CALL % number for number in range(CALLS))
+    about = replica._about(submit)
+    replica.accept(submit)
+    for seq, begin in enumerate(range(0, len(text), 15)):
+        replica.say(wire.Chunk(**about, seq=seq, modality="text", text=text[begin : begin + 15], token_ids=(7,)))
+    replica.done(submit, -(-len(text) // 15))
+
+
+@pytest.mark.attack("Q64")
+async def test_a_long_answer_with_calls_is_read_by_the_parser_a_few_times_only(
+    reading_calls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser reads all of the text again with each piece; here of 11 kB in 800 pieces, and each call arrives."""
+    from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser
+
+    read: list[int] = []
+    real = Hermes2ProToolParser.extract_tool_calls_streaming
+
+    def extract(self: Any, previous_text: str, current_text: str, *more: Any, **named: Any) -> Any:
+        read.append(len(current_text))
+        return real(self, previous_text, current_text, *more, **named)
+
+    monkeypatch.setattr(Hermes2ProToolParser, "extract_tool_calls_streaming", extract)
+    ask = {"model": "thinker", "messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "stream": True}
+    async with serving(reading_calls, call_often) as (client, _):
+        answer = await client.post("/v1/chat/completions", json=ask)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    told: dict[int, str] = {}
+    for event in events:
+        for call in event["choices"][0]["delta"].get("tool_calls", ()) if event["choices"] else ():
+            told[call["index"]] = told.get(call["index"], "") + call["function"].get("arguments", "")
+    assert told == {number: json.dumps({"x": number}) for number in range(CALLS)}
+    assert max(read) > 10_000
+    assert sum(length > 8192 for length in read) < 60
+
+
+@pytest.mark.attack("Q64")
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(has_tools: bool) -> None:
+    """Tokens and their log probabilities, too; without tools each piece goes on as it comes."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    from hub.api.vllm.body import Body
+    from hub.api.vllm.client import _Answer
+    from hub.request.outputs import OmniOutput
+
+    def made() -> Any:
+        body = Body({"type": "websocket"}, None)  # type: ignore[arg-type]
+        body.has_tools = has_tools
+        body.enter()
+        return _Answer("r", "a", [1], SamplingParams(logprobs=0, output_kind=RequestOutputKind.DELTA))
+
+    answer = contextvars.copy_context().run(made)
+    shown = []
+    for number in range(20_000):
+        place = wire.TokenLogprob(number, -1.0, 1, "abc")
+        end = "stop" if number == 19_999 else None
+        output = OmniOutput("r", 0, "text", "abc", token_ids=(number,), logprobs=((place,),), finish_reason=end)
+        if (each := answer.add(0, output)) is not None:
+            shown.append(each.outputs[0])
+    assert "".join(each.text for each in shown) == "abc" * 20_000
+    assert [token for each in shown for token in each.token_ids] == list(range(20_000))
+    assert [next(iter(place)) for each in shown for place in each.logprobs] == list(range(20_000))
+    assert (shown[-1].finish_reason, len(shown) < 1600) == ("stop", has_tools)

@@ -60,6 +60,7 @@ class HubAnswers:
 
     async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
         answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
+        body.enter()
         try:
             await self._app(scope, body.receive, answer.send)
         except Exception:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import time
 import wave
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.serial_utils import binary2tensor
 from vllm_omni.outputs import OmniRequestOutput
 
+from hub.api.vllm.body import asks_tools
 from hub.api.vllm.fan_out import answer_size
+from hub.api.vllm.pacing import TextPace
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import EngineFailedError
 
@@ -44,19 +47,27 @@ class FinalStage:
         self._sound = bytearray()
         self._rate_hz = 0
         self._pictures: list[Image.Image] = []
+        #: Where calls are read out of the pieces of a text.
+        self._pace = TextPace() if self._is_delta and asks_tools() else None
+        #: Whether what was kept last waits to go on with the next output.
+        self._waits = False
 
     async def add(self, output: OmniOutput) -> OmniRequestOutput | None:
         """Add one output; return what the server gets, None if it waits for more. Raise EngineFailedError."""
         if output.partial_image is not None:
             return None
         is_last = output.finish_reason is not None
-        if self._is_delta:
+        if self._is_delta and not self._waits:
             # The server has had what was kept.
             self._texts, self._token_ids, self._sound, self._pictures = [], [], bytearray(), []
             self._size = answer_size(is_streamed=True)
         await self._keep(output)
         if not is_last and (self._kind == RequestOutputKind.FINAL_ONLY or output.modality == "image"):
             return None
+        if self._pace is not None and output.modality == "text":
+            self._waits = not self._pace.is_due(len(output.text), time.monotonic()) and not is_last
+            if self._waits:
+                return None
         heard = await asyncio.to_thread(_numbers, self._sound, self._rate_hz) if self._sound else None
         return self._made(output, heard, is_last=is_last)
 

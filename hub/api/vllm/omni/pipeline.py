@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm import SamplingParams
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.v1.engine.input_processor import InputProcessor
 from vllm_omni.config.resolver import resolve_omni_config
 from vllm_omni.engine import stage_init_utils
 from vllm_omni.engine.arg_utils import OmniEngineArgs, register_omni_models_to_vllm
@@ -19,7 +21,9 @@ from vllm_omni.entrypoints.openai.tts_adapters import all_tts_stage_keys
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from hub.api.chat.messages import NO_LINKS
-from omni_discovery.errors import ConfigError
+from hub.api.vllm.omni.errors import noted
+from hub.api.vllm.texts import BoundsTexts
+from omni_discovery.errors import ConfigError, InvalidRequestError, OmniError
 from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence
 
@@ -161,10 +165,32 @@ def _read_model(stage: StageConfig, config: Any) -> tuple[Any, Any]:
         # As in a server without an engine: nothing is computed here.
         model.quantization = None
         vllm_config = VllmConfig(model_config=model)
-        return vllm_config, stage_init_utils.build_stage0_input_processor(vllm_config)
+        processor = stage_init_utils.build_stage0_input_processor(vllm_config)
+        return vllm_config, InputProcessor(vllm_config=vllm_config, renderer=_bounded(processor.renderer))
     except (TypeError, ValueError, OSError) as error:
         reason = f"vLLM-Omni can't read the model {stage.model}: {essence(error)}"
         raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
+
+
+class _BoundsTexts(BoundsTexts):
+    """Its errors are answered by the hub."""
+
+    as_theirs = staticmethod(noted)
+
+    async def render_chat_async(self, *arguments: Any, **named: Any) -> Any:
+        """See vLLM. What is wrong with a chat is its client's mistake, where vLLM-Omni's server answers 500."""
+        parent: Any = super()
+        try:
+            return await parent.render_chat_async(*arguments, **named)
+        except VLLMValidationError as error:
+            refused = error.__cause__ if isinstance(error.__cause__, OmniError) else InvalidRequestError(str(error))
+            raise noted(refused) from refused
+
+
+def _bounded(renderer: Any) -> Any:
+    """Another one like a renderer that vLLM-Omni has made, which bounds what it reads."""
+    kind = type(renderer)
+    return type(kind.__name__, (_BoundsTexts, kind), {})(renderer.config, renderer.tokenizer)
 
 
 def _engine_args(stage: StageConfig, config: Any) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from omni_discovery.clock import SystemClock
 from omni_discovery.errors import (
     EngineFailedError,
     HubUnavailableError,
+    InvalidRequestError,
     OverloadedError,
     RegistryUnavailableError,
     StageUnavailableError,
 )
-from omni_discovery.kv import Claim, Held
+from omni_discovery.kv import Claim, Held, Listing
 from omni_discovery.records import jobs as records
 from omni_discovery.records import keys
 from omni_discovery.records.jobs import JobRecord, JobState
@@ -136,6 +137,12 @@ class Hub:
 
     async def ask(self, client: Client = NOBODY) -> str:
         return (await self.jobs.create(WORK, client, "model", "4", "")).job_id
+
+
+async def mine(hub: Hub, client: Client) -> list[JobRecord]:
+    found, has_more = await hub.jobs.page(client, 1000, newest_first=False)
+    assert not has_more
+    return found
 
 
 class Scene:
@@ -317,12 +324,12 @@ async def test_the_jobs_of_another_key_are_not_there(scene: Scene) -> None:
     job_id = await one.ask(ALICE)
     await scene.is_at(job_id, JobState.COMPLETED)
     for client in (BOB, NOBODY, OTHER_ALICE):
-        assert await one.jobs.mine(client) == []
+        assert await mine(one, client) == []
         with pytest.raises(JobNotFoundError, match="not yours"):
             await one.jobs.find(job_id, client)
         with pytest.raises(JobNotFoundError):
             await one.jobs.delete(job_id, client)
-    assert [job.job_id for job in await one.jobs.mine(ALICE)] == [job_id]
+    assert [job.job_id for job in await mine(one, ALICE)] == [job_id]
 
 
 async def test_what_fails_has_its_reason_in_the_store_and_not_in_etcd(scene: Scene) -> None:
@@ -409,7 +416,7 @@ async def test_clients_are_told_that_the_store_is_away_and_keep_their_jobs(scene
     one.go.set()
     with pytest.raises(JobStoreUnavailableError):
         await one.ask()
-    assert await one.jobs.mine(NOBODY) == []
+    assert await mine(one, NOBODY) == []
     record = await scene.is_at(await one.ask(), JobState.COMPLETED)
     store.away = 1
     with pytest.raises(JobStoreUnavailableError):
@@ -496,7 +503,7 @@ async def test_values_that_are_no_records_change_nothing(scene: Scene) -> None:
     one.go.set()
     job_id = await one.ask()
     await scene.is_at(job_id, JobState.COMPLETED)
-    assert [job.job_id for job in await one.jobs.mine(NOBODY)] == [job_id]
+    assert [job.job_id for job in await mine(one, NOBODY)] == [job_id]
     with pytest.raises(JobNotFoundError):
         await one.jobs.find(f"video_{1:032x}", NOBODY)
 
@@ -525,7 +532,7 @@ async def test_many_that_come_at_once_get_no_more_places_than_there_are(scene: S
     came = await asyncio.gather(*(hub.ask(BOB) for _ in range(15) for hub in (one, two)), return_exceptions=True)
     ids = [each for each in came if isinstance(each, str)]
     assert len(ids) == 4
-    assert sorted(job.job_id for job in await two.jobs.mine(BOB)) == sorted(ids)
+    assert sorted(job.job_id for job in await mine(two, BOB)) == sorted(ids)
     assert {type(each) for each in came} == {str, OverloadedError}
     assert len(list((scene.place / "store" / "team").glob("*.request"))) == 8
 
@@ -535,7 +542,7 @@ async def test_without_etcd_nothing_is_known_and_what_runs_is_told_later(scene: 
     job_id = await one.ask()
     await until(lambda: one.begun)
     scene.kv.is_out = True
-    for asked in (one.ask(), one.jobs.find(job_id, NOBODY), one.jobs.mine(NOBODY), one.jobs.delete(job_id, NOBODY)):
+    for asked in (one.ask(), one.jobs.find(job_id, NOBODY), mine(one, NOBODY), one.jobs.delete(job_id, NOBODY)):
         with pytest.raises(JobsUnavailableError, match="does not answer this hub now"):
             await asked
     one.go.set()
@@ -562,7 +569,7 @@ async def test_a_hub_without_a_store_keeps_its_jobs_and_others_say_whose_they_ar
         assert (record.hub, await content_of(one, job_id)) == ("one", b"a cat in the rain by one")
         with pytest.raises(JobNotFoundError, match="hub one keeps it to itself, for it has no --job-store"):
             await two.jobs.find(job_id, NOBODY)
-        assert await two.jobs.mine(NOBODY) == []
+        assert await mine(two, NOBODY) == []
         await one.jobs.close()
         assert await scene.record(job_id) is None
         assert list((scene.place / "one" / "team").iterdir()) == []
@@ -582,3 +589,59 @@ async def test_what_a_lost_hub_has_kept_to_itself_is_deleted(scene: Scene) -> No
             return [await scene.record(job_id) for job_id in ids] == [None, None]
 
         await until(are_gone)
+
+
+class CountedKV(SlyKV):
+    """Counts what is read of a prefix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: list[str] = []
+
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        self.listed.append(prefix)
+        return await super().list(prefix, keys_only=keys_only)
+
+
+def made(number: int, client: Client, files: JobFiles, **more: Any) -> JobRecord:
+    """One of several jobs, the older the smaller its number; two are made in each second."""
+    return JobRecord(
+        job_id=f"video_{number:032x}", state=JobState.COMPLETED, created_at=1e9 + number // 2, expires_at=4e9,
+        client=client.name, client_mark=files.mark_of(files.secret, client) or "", secret=files.secret, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.attack("Q66")
+async def test_pages_of_videos_are_each_clients_own_in_order_and_the_records_read_once_a_change(tmp_path: Path) -> None:
+    """1. 600 records, every third Alice's, one of hers kept by another hub, one of another key by her name
+    2. each page of hers, in both directions, by the end of the one before; Bob can't begin behind one of hers
+    3. all that reads the records once, however many ask at once; a new record shows at once
+    """
+    kv = CountedKV()
+    registry = JobRegistry(kv, "team", "one", lambda: 0)
+    files = JobFiles(JobFolder(tmp_path / "store", "team"), "team", KEYS)
+    jobs = JobService(registry, files, None, JobBounds(), keeps=False, stages_begun=lambda _: (0, 1))  # type: ignore[arg-type]
+    for number in range(600):
+        await registry.create_job(made(number, (ALICE, BOB, CAROL)[number % 3], files))
+    await registry.create_job(made(601, ALICE, files, hub="other"))
+    await registry.create_job(made(602, OTHER_ALICE, files))
+    hers = [f"video_{number:032x}" for number in range(0, 600, 3)]
+    kv.listed.clear()
+    for newest_first, expected in ((False, hers), (True, hers[::-1])):
+        shown: list[str] = []
+        has_more, after = True, None
+        while has_more:
+            page, has_more = await jobs.page(ALICE, 30, newest_first=newest_first, after=after)
+            shown += [job.job_id for job in page]
+            after = shown[-1]
+        assert shown == expected
+    with pytest.raises(InvalidRequestError, match="no video"):
+        await jobs.page(BOB, 30, newest_first=True, after=hers[7])
+    await asyncio.gather(*(jobs.page(ALICE, 30, newest_first=True) for _ in range(100)))
+    assert kv.listed == [records.jobs_prefix("team")]
+    await registry.create_job(made(603, ALICE, files))
+    ((newest,), _) = await jobs.page(ALICE, 1, newest_first=True)
+    assert newest.job_id == f"video_{603:032x}"
+    assert await registry.delete_job(newest.job_id, lambda _: True)
+    ((newest,), _) = await jobs.page(ALICE, 1, newest_first=True)
+    assert newest.job_id == hers[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,3 +120,17 @@ def test_a_kv_cache_is_fetched_from_registered_hosts_only() -> None:
     for wrong in ("169.254.169.254", "", None, ["ib-1"]):
         assert not producers.has_kv_at(0, wrong, 0.0)
     assert not producers.has_kv_at(1, "ib-1", 0.0)
+
+
+@pytest.mark.attack("Q61")
+def test_an_address_is_that_replicas_which_has_registered_it_first() -> None:
+    """1. 0/1 hands over there, and 0/9, which came later, says so, too; 2. 0/1 goes; 3. so does 0/9"""
+    first = replace(record(**{"0-2": TCP}), replica_id=1, epoch=3)
+    copy = replace(record(**{"0-2": TCP}), replica_id=9, epoch=7)
+    producers, _ = known(copy, first)
+    assert producers.owner_of(0, 2, HERE) == first.name == "0/1"
+    producers.apply_records([copy])
+    assert producers.owner_of(0, 2, HERE) == "0/9"
+    producers.apply_records([])
+    assert producers.owner_of(0, 2, HERE) == "0/9"
+    assert producers.owner_of(0, 2, ("10.0.0.2", 4000)) == ""

@@ -7,11 +7,14 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError, RegistryUnavailableError
+from omni_discovery.etcd.config import RegistryConfig
 from omni_discovery.kv import Listing, WatchBatch
 from omni_discovery.records import keys
-from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.testing import FakeKV, ManualClock, settle
 from omni_discovery.view import table
+from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import Delta, ReplicaTable, View
 from omni_discovery.view.watcher import Watcher
@@ -301,3 +304,34 @@ async def test_that_there_are_too_many_hubs_is_logged_once_in_ten_minutes(
         f"watcher.too_many_hubs prefix={PREFIX} read=2 refused=1: find who writes them; omni doctor says more"
     ]
     assert (sorted(scene.view.hubs), scene.view.refused_hubs) == (["h0", "h1"], 3)
+
+
+@pytest.mark.attack("Q62")
+@pytest.mark.usefixtures("few_are_read")
+async def test_a_hub_whose_own_record_is_not_read_says_so_until_older_ones_have_gone(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """1. two older hubs, and this one; 2. one of the older goes, and this hub is let in; 3. a third comes behind it"""
+    for number in range(2):
+        await scene.kv.put(keys.hub_key(NS, f"h{number}"), b'{"hub_id":"h%d"}' % number)
+    await scene.kv.put(keys.hub_key(NS, "own"), b'{"hub_id":"own"}')
+    seen: list[View] = []
+    config = RegistryConfig("e:1", namespace=NS)
+    registrar = HubRegistrar(scene.kv, NS, HubRecord(hub_id="own"), ttl_s=10.0)
+    watcher = HubWatcher(
+        scene.kv, config, lambda view, _: seen.append(view), ViewOptions(), "own", registrar, scene.clock
+    )
+    watcher.start()
+    await settle()
+    (line,) = [each.getMessage() for each in caplog.records if "own_record" in each.getMessage()]
+    assert line.startswith("watcher.own_record_not_read hub=own refused=1: no replica lets this hub in")
+    caplog.clear()
+    await scene.kv.delete(keys.hub_key(NS, "h0"))
+    await settle()
+    assert sorted(seen[-1].hubs) == ["h1", "own"]
+    await scene.clock.advance(1200.0)
+    await scene.kv.put(keys.hub_key(NS, "h2"), b'{"hub_id":"h2"}')
+    await settle()
+    assert (sorted(seen[-1].hubs), seen[-1].refused_hubs) == (["h1", "own"], 1)
+    assert "own_record" not in caplog.text
+    await watcher.close()

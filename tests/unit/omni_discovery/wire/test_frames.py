@@ -210,13 +210,30 @@ def test_a_head_of_a_million_maps_is_refused_before_they_are_made(kind: str, val
     )
 
 
-@pytest.mark.attack("K3")
-@pytest.mark.parametrize("field", ["usage", "timings_s"])
-def test_no_more_names_are_read_than_an_answer_may_count(field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "most"),
+    [
+        pytest.param("usage", 64, marks=pytest.mark.attack("Q60")),
+        pytest.param("timings_s", 65_536, marks=pytest.mark.attack("K3")),
+    ],
+)
+def test_no_more_names_are_read_than_an_answer_may_count(field: str, most: int) -> None:
     done = wire.StageDone(epoch=1, request_id="r", seq=0, finish_reason="stop", queue_length=0)
-    counted = msgspec.structs.replace(done, **{field: {str(number): 1 for number in range(65_537)}})
-    with pytest.raises(WireError, match=f"length <= 65536.*{field}"):
+    counted = msgspec.structs.replace(done, **{field: {str(number): 1 for number in range(most)}})
+    assert wire.decode_from_replica([wire.encode(counted)]) == ([counted], [])
+    getattr(counted, field)["one more"] = 1
+    with pytest.raises(WireError, match=f"length <= {most}.*{field}"):
         wire.decode_from_replica([wire.encode(counted)])
+
+
+@pytest.mark.attack("Q60")
+def test_a_segment_counts_no_more_kinds_of_tokens_than_an_answer() -> None:
+    ended = wire.SegmentDone(
+        epoch=1, request_id="r", attempt=0, seq=0, segment=0, finish_reason="stop", queue_length=0,
+        usage={str(number): 1 for number in range(65)},
+    )  # fmt: skip
+    with pytest.raises(WireError, match=r"length <= 64.*usage"):
+        wire.decode_from_replica([wire.encode(ended)])
 
 
 def test_the_largest_heads_that_replicas_send_are_read() -> None:

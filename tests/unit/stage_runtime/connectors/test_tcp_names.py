@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from stage_runtime.connectors.base import fetching_from
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
 from stage_runtime.connectors.tcp.names import Found, Names
 
@@ -72,11 +73,32 @@ def test_a_name_without_an_answer_takes_no_longer_than_the_fetch_and_then_no_tim
 @pytest.mark.attack("P33")
 def test_look_ups_that_hang_are_bounded_and_numbers_go_past_them(dns: Dns) -> None:
     names = Names(dns.look_up, timeout_s=0.0)
-    for number in range(100):
+    for number in range(200):
         with pytest.raises(TransferError):
             names.addresses(f"silent{number}", 80, 30.0)
-    assert len(dns.asked) <= 32
+    assert len(dns.asked) <= 128
     assert names.addresses("127.0.0.1", 80, 1.0) == FOUND
+    dns.go_on.set()
+
+
+@pytest.mark.attack("Q61")
+def test_names_of_one_producer_that_hang_keep_no_name_of_another_waiting(dns: Dns) -> None:
+    """1. one replica hands over at a hundred names that no DNS answers for; 2. the name of another is found at once"""
+    names = Names(dns.look_up, timeout_s=0.0)
+    with fetching_from("0/6"):
+        for number in range(100):
+            with pytest.raises(TransferError, match=f"silent{number}"):
+                names.addresses(f"silent{number}", 80, 30.0)
+    assert len(dns.asked) == 4
+    patient = Names(dns.look_up)
+    with fetching_from("0/6"):
+        for number in range(4):
+            with pytest.raises(TransferError):
+                patient.addresses(f"silent{number}", 80, 0.0)
+        with pytest.raises(TransferError, match="4 other names of replica 0/6"):
+            patient.addresses("host", 80, 5.0)
+    with fetching_from("0/7"):
+        assert patient.addresses("host", 80, 5.0) == FOUND
     dns.go_on.set()
 
 
@@ -133,7 +155,7 @@ def test_names_that_hang_keep_no_name_waiting_that_was_found_before(dns: Dns) ->
     clock = Clock()
     names = Names(dns.look_up, now=clock)
     assert names.addresses("host", 80, 5.0) == FOUND
-    for number in range(40):
+    for number in range(150):
         with pytest.raises(TransferError):
             names.addresses(f"silent{number}", 80, 0.0)
     clock.now_s = 31.0

@@ -14,6 +14,7 @@ from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
+from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 from stage_runtime.engine_loop.jobs import Work
 from stage_runtime.engine_loop.payloads import Edge, Payloads
@@ -308,3 +309,17 @@ def test_a_reference_is_read_by_the_connector_of_its_edge_and_no_other() -> None
     assert (str(error), error.from_stage, payloads.failures) == ("the hand-off of stage 0 is no mapping", 0, 0)
     payloads.cancel_fetch([ref, msgspec.structs.replace(ref, from_stage=7)])
     assert store.cancelled == ["k"]
+
+
+@pytest.mark.attack("Q61")
+def test_a_connector_is_asked_in_the_name_of_the_producer() -> None:
+    """A connector that looks names up gives each producer its share of look-ups."""
+    asked: list[str] = []
+
+    connector = RecordingConnector(on_get=lambda: asked.append(current_producer()))
+    metadata = {"source_host": "10.0.0.1", "source_port": 4000}
+    ref = PayloadRef(from_stage=0, to_stage=1, key="key", connector="c", size_bytes=1000, metadata=metadata)
+    for known in (producers(), None):
+        Payloads(1, {(0, 1): Edge("c", connector)}, lambda: 0.0, producers=known).fetch([ref], 0.1)
+    assert asked == ["0/-1", ""]
+    assert current_producer() == ""
