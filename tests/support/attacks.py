@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,13 @@ ATTACKS: Final = (
     Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
     Attack("Q42", "thousands of beats, at which omni top looks each second", "those of 1024 hubs are looked at"),
     Attack("Q43", "a replica that names 65 536 timings in each answer", "64 are looked at"),
+    Attack("R20", "a query of lists, or of megabytes, to be scored where nothing can be", "a 400 before it is read"),
+    Attack("R21", "megabytes to be cut to a few tokens by a hub with vLLM's API", "cut before they are made tokens"),
+    Attack("R22", "one long query paired with thousands of documents", "bounded together; nothing stays queued"),
+    Attack("R23", "ten thousand texts in one request, where one thread reads them", "requests have their turns"),
+    Attack("R24", "megabytes of text to a model with a long context", "read as far as the context reaches"),
+    Attack("R25", "a route that a later release of vLLM's server brings along", "closed until it was looked at"),
+    Attack("R26", "megabytes to be made tokens by vLLM-Omni's server", "refused before it costs"),
 )
 
 #: Rows without a test, and why.

@@ -20,6 +20,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
+from hub.api.vllm.texts import bound_tokenizers
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
 
@@ -78,7 +79,11 @@ def renderer_of(config: Any) -> Any:
     """VLLM's renderer for a model, with pictures left as files."""
     mode, *_ = tokenizer_args_from_config(config.model_config)
     kind = RENDERER_REGISTRY.load_renderer_cls(mode)
-    return type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(config.model_config))
+    renderer = type(kind.__name__, (_LeavesPictures, kind), {})(
+        config, cached_tokenizer_from_config(config.model_config)
+    )
+    bound_tokenizers(renderer)
+    return renderer
 
 
 def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
@@ -117,23 +122,6 @@ class _LeavesPictures:
         with _refused():
             _check_pixels(messages)
             return await parent.render_messages_async(messages, params)
-
-    def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
-        """See vLLM, which bounds texts where they become tokens by the model's context, but not where tokens are only
-        shown or cut off.
-        """
-        parent: Any = super()
-        tokenizer, text = parent.get_tokenizer(), prompt["prompt"]
-        most = self.model_config.max_model_len * tokenizer.max_chars_per_token
-        if len(text) > most:
-            if params.truncate_prompt_tokens is None:
-                raise VLLMValidationError(
-                    f"a text of {len(text)} characters can't fit into the model's context of "
-                    f"{self.model_config.max_model_len} tokens, which are at most {most} characters: send less"
-                )
-            side = params.truncation_side or tokenizer.truncation_side
-            prompt = {**prompt, "prompt": text[-most:] if side == "left" else text[:most]}
-        return parent._tokenize_prompt(prompt, params)  # noqa: SLF001 - the step that is overridden
 
     async def process_for_engine_async(
         self, prompt: Any, arrival_time: float, *, skip_mm_cache: bool = False, tok_params: Any = None

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from starlette.responses import Response
 from starlette.routing import Route
+from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+from vllm.entrypoints.pooling.scoring import io_processor
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
 from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
 from hub.api.vllm.fan_out import announce
+from hub.api.vllm.texts import beginning, counted_once
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -41,6 +48,15 @@ _OF_NUMBERS: Final[tuple[str, ...]] = (
     "/rerank",
     "/v1/rerank",
 )
+#: It can't succeed: it reads the log probabilities of named tokens, which no stage is asked for.
+_NOT_HERE: Final = ("/generative_scoring",)
+#: vLLM's own, which are replaced by ``score_beside_the_loop``.
+_server: Final[Any] = PoolingBaseServing
+_pairs: Final[Any] = io_processor
+_prepares: Final = _server._preprocessing  # noqa: SLF001
+_cuts: Final = _pairs.truncate_text_to_tokens
+#: A single one: the texts of one request after the other's, and not in the thread that reads prompts.
+_thread: Final = ThreadPoolExecutor(1, "Pairs")
 
 
 class PoolingClient(OmniEngineClient):
@@ -153,9 +169,36 @@ def refusing_routes(tasks: tuple[str, ...]) -> list[Route]:
     else:
         there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
         paths, reason = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
-    error = InvalidRequestError(f"this pipeline {reason}")
+    scores = "no stage scores texts by the probabilities of tokens; ask for log probabilities, or a stage that pools"
+    reasons = {**dict.fromkeys(paths, f"this pipeline {reason}"), **dict.fromkeys(_NOT_HERE, scores)}
+    return [Route(path, _refusing(each), methods=["POST"]) for path, each in reasons.items()]
 
+
+def _refusing(reason: str) -> Callable[[Request], Awaitable[Response]]:
     async def refuse(_: Request) -> Response:
-        return error_response(error)
+        return error_response(InvalidRequestError(reason))
 
-    return [Route(path, refuse, methods=["POST"]) for path in paths]
+    return refuse
+
+
+def score_beside_the_loop() -> None:
+    """Have vLLM's server prepare the pairs of a request in a thread, and cut their texts at little cost.
+
+    It cuts the texts of ``/score`` and ``/rerank`` to some tokens in the hub's loop, and tokenizes all of a text for
+    that, several times.
+    """
+    _server._preprocessing = _preprocess  # noqa: SLF001
+    _pairs.truncate_text_to_tokens = _cut_text
+
+
+async def _preprocess(self: Any, processor: Any, ctx: Any) -> None:
+    context, loop = copy_context(), asyncio.get_running_loop()
+    made = await loop.run_in_executor(_thread, context.run, processor.get_request_factory_online, ctx)
+    prepared: Any = SimpleNamespace(get_request_factory_online=lambda _: made, render_async=processor.render_async)
+    await _prepares(self, prepared, ctx)
+
+
+def _cut_text(text: str, tokenizer: Any, max_tokens: int) -> str:
+    begin = beginning(tokenizer, text, max_tokens)
+    with counted_once(begin):
+        return _cuts(begin, tokenizer, max_tokens)

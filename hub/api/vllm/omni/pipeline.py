@@ -19,6 +19,7 @@ from vllm_omni.entrypoints.openai.tts_adapters import all_tts_stage_keys
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from hub.api.chat.messages import NO_LINKS
+from hub.api.vllm.texts import bound_tokenizers
 from omni_discovery.errors import ConfigError
 from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence
@@ -31,6 +32,7 @@ OMNI_ENGINE: Final = "vllm-omni"
 #: Engines that read a prompt as text and need no tokenizer in the hub.
 _PAINTERS: Final = frozenset({"diffusion", "painter"})
 _LLM, _DIFFUSION = "llm", "diffusion"
+_USUAL_CONTEXT: Final = 32768
 _NOTHING: Final = {"image": 0, "audio": 0, "video": 0}
 #: Not a host name: no link is allowed, and the error message shows this text.
 _NO_DOMAIN: Final = "none: links are not followed here"
@@ -59,6 +61,11 @@ class ServedPipeline:
     def reads_messages(self) -> bool:
         """Whether the first stage writes its own prompt of a chat with pictures, sound or videos, or refuses them."""
         return self.input_processor is not None and not self.speaks
+
+    @property
+    def most_tokens(self) -> int:
+        """The context of the first stage's model; a usual one where it has no tokenizer."""
+        return _USUAL_CONTEXT if self.vllm_config is None else int(self.vllm_config.model_config.max_model_len)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -161,7 +168,9 @@ def _read_model(stage: StageConfig, config: Any) -> tuple[Any, Any]:
         # As in a server without an engine: nothing is computed here.
         model.quantization = None
         vllm_config = VllmConfig(model_config=model)
-        return vllm_config, stage_init_utils.build_stage0_input_processor(vllm_config)
+        processor = stage_init_utils.build_stage0_input_processor(vllm_config)
+        bound_tokenizers(processor.renderer)
+        return vllm_config, processor
     except (TypeError, ValueError, OSError) as error:
         reason = f"vLLM-Omni can't read the model {stage.model}: {essence(error)}"
         raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
