@@ -201,4 +201,4 @@ async def _preprocess(self: Any, processor: Any, ctx: Any) -> None:
 def _cut_text(text: str, tokenizer: Any, max_tokens: int) -> str:
     begin = beginning(tokenizer, text, max_tokens)
     with counted_once(begin):
-        return _cuts(begin, tokenizer, max_tokens)
+        return str(_cuts(begin, tokenizer, max_tokens))

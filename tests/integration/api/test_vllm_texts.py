@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, Final
 
 import httpx
@@ -100,7 +101,7 @@ async def test_a_text_of_which_little_is_wanted_is_cut_before_it_is_made_tokens(
     async with served(POOLS) as (_, client, replica):
         for size in (len(short), len(LONG)):
             text = LONG[:size]
-            answer, taken_s = await ask(client, "/rerank", {**cut, "query": text, "documents": [text, "a"]})
+            answer, taken_s = await ask(client, "/rerank", {**cut, "query": text, "documents": [short, "a"]})
             assert (answer.status_code, taken_s < MOST_S) == (200, True), answer.text
             answer, taken_s = await ask(client, "/score", {**cut, "text_1": "a", "text_2": text})
             assert (answer.status_code, taken_s < MOST_S) == (200, True), answer.text
@@ -231,9 +232,13 @@ async def test_a_text_is_made_tokens_only_as_far_as_a_context_reaches() -> None:
             cut = tokenizer(LONG, truncation=True, max_length=1000, add_special_tokens=False)["input_ids"]
             assert 0 < asked.characters < 50_000
             texts.start_http_request(10**6)
-            assert cut == tokenizer.encode(LONG[:15_000], add_special_tokens=False)[:1000]
+            part = LONG[-15_000:] if tokenizer.truncation_side == "left" else LONG[:15_000]
+            token_ids = tokenizer.encode(part, add_special_tokens=False)
+            assert cut == (token_ids[-1000:] if tokenizer.truncation_side == "left" else token_ids[:1000])
             assert len(texts.beginning(tokenizer, LONG, 1000)) < 50_000
             assert texts.beginning(tokenizer, "a", 1000) == "a"
+            of_words: Any = SimpleNamespace(encode=lambda text, **_: text.split())
+            assert 100_000 < len(texts.beginning(of_words, " " * 100_000 + LONG, 1000)) < 200_000
 
         def work_at_length() -> None:
             texts.start_http_request(10**7)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm import SamplingParams
 from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
 from vllm_omni.config.resolver import resolve_omni_config
 from vllm_omni.engine import stage_init_utils
 from vllm_omni.engine.arg_utils import OmniEngineArgs, register_omni_models_to_vllm
@@ -19,8 +20,9 @@ from vllm_omni.entrypoints.openai.tts_adapters import all_tts_stage_keys
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from hub.api.chat.messages import NO_LINKS
+from hub.api.vllm.omni.errors import noted
 from hub.api.vllm.texts import bound_tokenizers
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence
 
@@ -170,10 +172,25 @@ def _read_model(stage: StageConfig, config: Any) -> tuple[Any, Any]:
         vllm_config = VllmConfig(model_config=model)
         processor = stage_init_utils.build_stage0_input_processor(vllm_config)
         bound_tokenizers(processor.renderer)
+        _note_refusals(processor.renderer)
         return vllm_config, processor
     except (TypeError, ValueError, OSError) as error:
         reason = f"vLLM-Omni can't read the model {stage.model}: {essence(error)}"
         raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
+
+
+def _note_refusals(renderer: Any) -> None:
+    """Have what a renderer refuses of a chat be the client's mistake: the server would answer with 500."""
+    render = renderer.render_chat_async
+
+    async def render_noted(*given: Any, **options: Any) -> Any:
+        try:
+            return await render(*given, **options)
+        except VLLMValidationError as error:
+            refusal = InvalidRequestError(str(error))
+            raise noted(refusal) from refusal
+
+    renderer.render_chat_async = render_noted
 
 
 def _engine_args(stage: StageConfig, config: Any) -> dict[str, Any]:
