@@ -534,7 +534,11 @@ async def test_every_route_of_the_server_is_one_that_was_looked_at(name: str, re
     """A route that is not known yet: look at what it reads, and where, then add it to KNOWN."""
     from hub.api.vllm.served_routes import KNOWN
 
-    deploys = {"chatting": (CHATS, talk), "speaking": (PAIR, talk, decode), "drawing": (PAINTER, draw)}
+    deploys: dict[str, tuple[Any, ...]] = {
+        "chatting": (CHATS, talk),
+        "speaking": (PAIR, talk, decode),
+        "drawing": (PAINTER, draw),
+    }
     deploy, *scripts = deploys[name]
     async with running_hub(*(FakeReplica(each, number) for number, each in enumerate(scripts)), deploy=deploy) as omni:
         app: Any = await request.getfixturevalue(name).build(omni)

@@ -107,18 +107,24 @@ def counted_once(text: str) -> Iterator[None]:
 
 def bound_tokenizers(renderer: Any) -> None:
     """Bound the tokenizers of this process, among them that of a renderer, and have its thread serve by turns."""
-    kinds: list[type[Any]] = [TokenizersBackend, PythonBackend]
+    kinds: list[Any] = [TokenizersBackend, PythonBackend]
     if renderer.tokenizer is not None:
         kinds += type(renderer.tokenizer).__mro__
     for kind in kinds:
-        for name in ("_encode_plus", "__call__", "encode"):
-            method = vars(kind).get(name)
-            if method is not None and kind.__module__ not in _PASSES_ON and not hasattr(method, "is_bounded"):
-                setattr(kind, name, _bounded(method))
+        own: Any = {} if kind.__module__ in _PASSES_ON else vars(kind)
+        if "_encode_plus" in own:
+            kind._encode_plus = _bounded(own["_encode_plus"])  # noqa: SLF001
+        if "__call__" in own:
+            kind.__call__ = _bounded(own["__call__"])
+        if "encode" in own:
+            kind.encode = _bounded(own["encode"])
     serve_by_turns(renderer._executor)  # noqa: SLF001 - vLLM's own code shares it so, too
 
 
 def _bounded(method: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(method, "is_bounded"):
+        return method
+
     @wraps(method)
     def tokenize(self: Any, text: Any = "", text_pair: Any = None, *more: Any, **options: Any) -> Any:
         texts = _texts.get()

@@ -203,6 +203,29 @@ async def test_what_a_refused_or_cancelled_request_has_queued_is_not_done() -> N
     executor.shutdown()
 
 
+@pytest.mark.attack("R23")
+async def test_thousands_of_texts_leave_the_loop_to_others() -> None:
+    """The server asks for all of them in one turn of the loop, which took a third of a millisecond for each."""
+    longest_s, is_done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while not is_done:
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+
+    async with served(POOLS) as (_, client, replica):
+        await client.post("/pooling", json={"model": "m", "input": "a"})
+        watching = asyncio.create_task(watch())
+        answer = await client.post("/pooling", json={"model": "m", "input": ["a"] * 4000})
+        is_done = True
+        await watching
+    assert len(replica.of(wire.Submit)) > 1
+    assert answer.status_code in (200, 429), answer.text
+    assert longest_s < 0.6
+
+
 @pytest.mark.attack("R24")
 async def test_a_text_is_made_tokens_only_as_far_as_a_context_reaches() -> None:
     """A long context times its longest token is more than a body: the begin of a text is tried first.

@@ -85,9 +85,9 @@ class OmniFrontend:
             ) from error
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
-        speech = getattr(app.state, "openai_serving_speech", None)
-        if getattr(speech, "_tts_executor", None) is not None:
-            serve_by_turns(speech._tts_executor)  # noqa: SLF001 - there is no other way to it
+        of_speech = getattr(getattr(app.state, "openai_serving_speech", None), "_tts_executor", None)
+        if of_speech is not None:
+            serve_by_turns(of_speech)
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)
