@@ -12,12 +12,14 @@ import io
 import json
 import re
 import threading
+import time
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngImageFile, PngInfo
@@ -31,7 +33,7 @@ from hub.request.outputs import OmniOutput
 from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, EngineFailedError
-from tests.support.engines import as_the_supervisor_has_it
+from tests.support.engines import THINKER, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, Script, accept_only, running_hub, until
 from tests.support.omni_models import omni_stages
 from tests.support.tiny_qwen3_tts import write_model
@@ -41,6 +43,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 #: The same stages for the hub, whose replicas are scripted.
 PAIR = "stages: [{stage_id: 0, engine: echo}, {stage_id: 1, engine: echo, final_output: audio}]"
 BRUSH = StageConfig(stage_id=0, engine="diffusion", final_output="image")
+CHATS = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
+#: Processor time of one refused request.
+MOST_S = 1.5
 PAINTER = "stages: [{stage_id: 0, engine: echo, final_output: image}]"
 SPEECH: dict[str, Any] = {"model": "tiny", "input": "hello world", "voice": "ethan", "response_format": "pcm"}
 #: Samples at both ends of what 16 bits hold.
@@ -81,6 +86,15 @@ def drawing() -> Any:
         from hub.api.vllm.omni.server import OmniFrontend
 
         return OmniFrontend(DeployConfig(stages=(BRUSH,), model="brush"), "")
+
+
+@pytest.fixture(scope="module")
+def chatting() -> Any:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.omni.server import OmniFrontend
+
+        stage = msgspec.structs.replace(THINKER, final_output="text", default_sampling_params={"max_tokens": 1})
+        return OmniFrontend(DeployConfig(stages=(stage,), model="m"), "")
 
 
 def talk(replica: FakeReplica, submit: wire.Submit) -> None:
@@ -553,3 +567,43 @@ async def test_no_route_ends_in_an_error_of_the_server_itself(kind: str, request
                 if asked.status_code == 500:
                     broken[f"{method} {path}"] = asked.text[:300]
     assert not broken
+
+
+@pytest.mark.attack("R26")
+async def test_a_text_that_no_context_holds_is_not_made_tokens(chatting: Any) -> None:
+    """A chat of a few kilobytes waited for seconds behind it, in the one thread that makes tokens."""
+    long = "What is 3 + 4? " * 500_000
+    asked = {
+        "/tokenize": {"prompt": long},
+        "/v1/completions": {"model": "m", "prompt": long, "max_tokens": 1},
+        "/v1/chat/completions": {"model": "m", "messages": [{"role": "user", "content": long}]},
+        "/generative_scoring": {"query": long, "items": ["a"], "label_token_ids": [1]},
+        "/invocations": {"query": long, "items": ["a"], "label_token_ids": [1]},
+    }
+    async with serving(chatting, talk, deploy=CHATS) as (client, _, _):
+        shown = await client.post("/tokenize", json={"prompt": "a b", "return_token_strs": True})
+        assert (shown.status_code, len(shown.json()["token_strs"])) == (200, shown.json()["count"])
+        for path, body in asked.items():
+            began_s = time.process_time()
+            answer = await client.post(path, json=body)
+            taken_s = time.process_time() - began_s
+            assert (answer.status_code in (400, 501), taken_s < MOST_S) == (True, True), (path, taken_s, answer.text)
+
+
+@pytest.mark.attack("R25")
+@pytest.mark.parametrize("name", ["chatting", "speaking", "drawing"])
+async def test_every_route_of_the_server_is_one_that_was_looked_at(name: str, request: pytest.FixtureRequest) -> None:
+    """A route that is not known yet: look at what it reads, and where, then add it to KNOWN."""
+    from hub.api.vllm.served_routes import KNOWN
+
+    deploys: dict[str, tuple[Any, ...]] = {
+        "chatting": (CHATS, talk),
+        "speaking": (PAIR, talk, decode),
+        "drawing": (PAINTER, draw),
+    }
+    deploy, *scripts = deploys[name]
+    async with running_hub(*(FakeReplica(each, number) for number, each in enumerate(scripts)), deploy=deploy) as omni:
+        app: Any = await request.getfixturevalue(name).build(omni)
+    paths = {getattr(route, "path", "") for route in app._app.router.routes}
+    assert {"/tokenize", "/v1/models", "/v1/audio/speech"} <= paths
+    assert paths <= KNOWN

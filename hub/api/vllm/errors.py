@@ -13,7 +13,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from hub.api.errors import describe, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out, forms
+from hub.api.vllm import fan_out, forms, texts
 from hub.api.vllm.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
@@ -59,18 +59,22 @@ class AnsweredErrors(logging.Filter):
 class HubHeaders:
     """ASGI middleware that adds the headers of the hub's own API: a stale view, Retry-After.
 
-    A body that would cost too much is refused (hub/api/vllm/body.py); vLLM's server would read any.
+    A body that would cost too much is refused (hub/api/vllm/body.py), and so are texts that no context of
+    ``most_tokens`` holds (hub/api/vllm/texts.py); vLLM's server would read any.
     """
 
-    def __init__(self, app: ASGIApp, omni: AsyncOmni) -> None:
+    def __init__(self, app: ASGIApp, omni: AsyncOmni, most_tokens: int) -> None:
         self._app = app
         self._omni = omni
+        self._most_tokens = most_tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         retry_after_s: list[float] = []
         _retry_after_s.set(retry_after_s)
-        fan_out.start_http_request(is_websocket=scope["type"] == "websocket")
+        is_websocket = scope["type"] == "websocket"
+        fan_out.start_http_request(is_websocket=is_websocket)
+        asked = texts.start_http_request(self._most_tokens, is_websocket=is_websocket)
         forms.start_http_request()
         body, has_begun = Body(scope, receive), False
         body.enter()
@@ -82,6 +86,7 @@ class HubHeaders:
                 return
             has_begun = True
             if message["type"] == "http.response.start":
+                asked.has_failed = message["status"] >= HTTPStatus.BAD_REQUEST
                 headers = MutableHeaders(scope=message)
                 headers.update(stale_header(self._omni))
                 if retry_after_s and message["status"] >= HTTPStatus.BAD_REQUEST:

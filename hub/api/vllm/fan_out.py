@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from hub.api.exchange import current_exchange
@@ -30,6 +30,7 @@ class _Budget:
     size: AnswerSize | None
     #: Requests that were announced and have not ended.
     announced: int = 0
+    begins: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 _budget: Final[ContextVar[_Budget | None]] = ContextVar("budget", default=None)
@@ -61,6 +62,18 @@ def announce(requests: int) -> None:
             raise InvalidRequestError(
                 f"one request may come to {MAX_IN_ALL} texts, or prompts with 'n' answers each; send several requests"
             )
+
+
+@asynccontextmanager
+async def one_at_a_time() -> AsyncIterator[None]:
+    """Wait until no other request of the HTTP request begins; the loop serves others between two of them."""
+    budget = _budget.get()
+    if budget is None:
+        yield
+        return
+    async with budget.begins:
+        await asyncio.sleep(0)
+        yield
 
 
 @asynccontextmanager

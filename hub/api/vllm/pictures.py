@@ -20,7 +20,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
-from hub.api.vllm.texts import BoundsTexts
+from hub.api.vllm.texts import bound_tokenizers
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
 
@@ -79,7 +79,11 @@ def renderer_of(config: Any) -> Any:
     """VLLM's renderer for a model, with pictures left as files."""
     mode, *_ = tokenizer_args_from_config(config.model_config)
     kind = RENDERER_REGISTRY.load_renderer_cls(mode)
-    return type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(config.model_config))
+    renderer = type(kind.__name__, (_LeavesPictures, kind), {})(
+        config, cached_tokenizer_from_config(config.model_config)
+    )
+    bound_tokenizers(renderer)
+    return renderer
 
 
 def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
@@ -97,8 +101,11 @@ def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:
     return tokens, files
 
 
-class _LeavesPictures(BoundsTexts):
+class _LeavesPictures:
     """Overrides the renderer's last step, which would turn pictures into the model's input tensors."""
+
+    #: The renderer's own.
+    model_config: Any
 
     def render_messages(self, messages: Any, params: Any) -> Any:
         """See vLLM, which uses this method for pooling models, and would decode or fetch any part."""
@@ -192,6 +199,9 @@ def _refused() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Arguments of earlier calls are JSON in a text, which vLLM reads itself.
+        if isinstance(error, RecursionError):
+            raise VLLMValidationError("a text of JSON in the messages is nested too deep: send less of it") from error
         # A file: URL without an allowed folder.
         if isinstance(error, RuntimeError) and "local files" in str(error):
             raise VLLMValidationError("a picture comes as a data: URL, not as a file of the server's") from error

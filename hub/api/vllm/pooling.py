@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from starlette.responses import Response
 from starlette.routing import Route
+from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+from vllm.entrypoints.pooling.scoring import io_processor
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
 from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
-from hub.api.vllm.fan_out import announce
+from hub.api.vllm.fan_out import announce, one_at_a_time
+from hub.api.vllm.texts import beginning, counted_once
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -41,6 +49,17 @@ _OF_NUMBERS: Final[tuple[str, ...]] = (
     "/rerank",
     "/v1/rerank",
 )
+#: It can't succeed: it reads the log probabilities of named tokens, which no stage is asked for.
+_NOT_HERE: Final = ("/generative_scoring",)
+#: vLLM's own, which are replaced by ``score_beside_the_loop``.
+_server: Final[Any] = PoolingBaseServing
+_pairs: Final[Any] = io_processor
+_prepares: Final = _server._preprocessing  # noqa: SLF001
+_cuts: Final = _pairs.truncate_text_to_tokens
+#: Texts of a request that are given to the renderer at once: the loop gives each some 0.1 ms.
+_AT_ONCE: Final = 256
+#: A single one: the texts of one request after the other's, and not in the thread that reads prompts.
+_thread: Final = ThreadPoolExecutor(1, "Pairs")
 
 
 class PoolingClient(OmniEngineClient):
@@ -69,7 +88,7 @@ class PoolingClient(OmniEngineClient):
         tokenization_kwargs: Any = None,
         reasoning_ended: Any = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
-        """Start a request with one output, the pooled array. Raise VLLMError for a wrong one.
+        """Start a request with one output, the pooled array. Raise VLLMError for a wrong one, here or once it is read.
 
         The last two parameters have no effect: the prompt is tokens already, and a stage that pools does not reason.
         """
@@ -77,14 +96,17 @@ class PoolingClient(OmniEngineClient):
             check_prompt(prompt, None, None)
             self._omni.client_bounds.check_asked(None, priority)
             announce(1)
-            token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
-            params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))
         more = {"priority": priority, "trace_headers": trace_headers}
-        return self._pooled(request_id, token_ids, params, more)
+        return self._pooled(request_id, prompt, pooling_params, lora_request, more)
 
     async def _pooled(
-        self, request_id: str, token_ids: list[int], params: dict[int, Mapping[str, Any]], more: Mapping[str, Any]
+        self, request_id: str, prompt: Any, pooling_params: Any, lora_request: Any, more: Mapping[str, Any]
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
+        # The server asks for all texts of a request in one turn of the loop, which the check would hold for seconds.
+        async with one_at_a_time():
+            with vllm_errors():
+                token_ids = self._checked_tokens(request_id, prompt, pooling_params, self._tasks, lora_request)
+                params = self.adapters.params(stage_params(pooling_params), lora_request, prompt.get("cache_salt"))
         inputs = {"prompt_token_ids": token_ids}
         made, reason = None, None
         with self._registered(request_id, 1) as (inner_id,), vllm_errors():
@@ -153,9 +175,48 @@ def refusing_routes(tasks: tuple[str, ...]) -> list[Route]:
     else:
         there = ["/v1/embeddings"] if "embed" in tasks else ["/classify"] if "classify" in tasks else []
         paths, reason = _OF_TOKENS, f"makes no text, it pools: ask {' or '.join([*there, '/pooling'])}"
-    error = InvalidRequestError(f"this pipeline {reason}")
+    scores = "no stage scores texts by the probabilities of tokens; ask for log probabilities, or a stage that pools"
+    reasons = {**dict.fromkeys(paths, f"this pipeline {reason}"), **dict.fromkeys(_NOT_HERE, scores)}
+    return [Route(path, _refusing(each), methods=["POST"]) for path, each in reasons.items()]
 
+
+def _refusing(reason: str) -> Callable[[Request], Awaitable[Response]]:
     async def refuse(_: Request) -> Response:
-        return error_response(error)
+        return error_response(InvalidRequestError(reason))
 
-    return [Route(path, refuse, methods=["POST"]) for path in paths]
+    return refuse
+
+
+def score_beside_the_loop() -> None:
+    """Have vLLM's server prepare the pairs of a request in a thread, and cut their texts at little cost.
+
+    It cuts the texts of ``/score`` and ``/rerank`` to some tokens in the hub's loop, and tokenizes all of a text for
+    that, several times.
+    """
+    _server._preprocessing = _preprocess  # noqa: SLF001
+    _pairs.truncate_text_to_tokens = _cut_text
+
+
+async def _preprocess(self: Any, processor: Any, ctx: Any) -> None:
+    context, loop = copy_context(), asyncio.get_running_loop()
+    made = await loop.run_in_executor(_thread, context.run, processor.get_request_factory_online, ctx)
+    read: list[Any] = []
+    # Of none, the server says what is wrong.
+    for start in range(0, len(made) or 1, _AT_ONCE):
+        some = SimpleNamespace(
+            get_request_factory_online=partial(_same, made[start : start + _AT_ONCE]),
+            render_async=processor.render_async,
+        )
+        await _prepares(self, some, ctx)
+        read += ctx.engine_inputs
+    ctx.engine_inputs = read
+
+
+def _same(made: Sequence[Any], _: Any) -> Sequence[Any]:
+    return made
+
+
+def _cut_text(text: str, tokenizer: Any, max_tokens: int) -> str:
+    begin = beginning(tokenizer, text, max_tokens)
+    with counted_once(begin):
+        return str(_cuts(begin, tokenizer, max_tokens))

@@ -23,7 +23,8 @@ from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
-from hub.api.vllm.pooling import PoolingClient, refusing_routes, set_defaults
+from hub.api.vllm.pooling import PoolingClient, refusing_routes, score_beside_the_loop, set_defaults
+from hub.api.vllm.served_routes import close_unknown_routes
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
@@ -63,6 +64,7 @@ class VllmFrontend:
         except KeyError as error:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
         read_few_formats()
+        score_beside_the_loop()
         self._renderer = renderer_of(self._config)
 
     async def build(self, omni: AsyncOmni) -> ASGIApp:
@@ -80,10 +82,13 @@ class VllmFrontend:
             await init_app_state(client, app.state, self._arguments, tasks)
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
+        # /invocations would find it, too.
+        app.state.serving_generative_scoring = None
+        close_unknown_routes(app)
         client.adapters.loads = True
         for handler in logging.getLogger().handlers:
             handler.addFilter(_ANSWERED_ERRORS)
-        return HubHeaders(app, omni)
+        return HubHeaders(app, omni, self._config.model_config.max_model_len)
 
     def _read_model(self) -> Any:
         stage = self._stage

@@ -1,63 +1,271 @@
-"""Bounds of the texts that vLLM's renderer reads, for the servers of vLLM and of vLLM-Omni."""
+"""Bounds of the texts that vLLM's and vLLM-Omni's servers make tokens, whichever of their code calls a tokenizer.
+
+They tokenize some texts whole before they look at the model's context, some of them in the hub's loop, and pairs of
+texts each with each. Here a tokenizer itself refuses what is too long, while it works for an HTTP request.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import Context, ContextVar, copy_context
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Final
 
-from hub.api.vllm.errors import as_vllm_error
-from omni_discovery.errors import InvalidRequestError
+from transformers import PythonBackend, TokenizersBackend
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.base import BaseRenderer
 
-if TYPE_CHECKING:
-    from vllm.exceptions import VLLMError
+#: Characters of all texts of one request together, as often as each is tokenized: those of the longest body.
+MAX_CHARACTERS: Final = 8 << 20
+#: Of those, what may be tokenized in the hub's loop, where everybody waits for it: some 50 ms.
+MAX_ON_THE_LOOP: Final = 64 << 10
+#: A text with so many characters for each token that the model holds is tried on its begin first.
+_USUAL: Final = 8
+#: Tokens more than enough: where a text is cut, its last tokens may be others.
+_MORE: Final = 16
+#: Names of how a tokenizer cuts a text, or two.
+_CUTS: Final = frozenset({"longest_first", "only_first", "only_second"})
+#: Modules whose methods only pass texts on to methods that are bounded.
+_PASSES_ON: Final = frozenset(
+    {"vllm.tokenizers.hf", "vllm.tokenizers.protocol", "transformers.tokenization_utils_base"}
+)
 
-    from omni_discovery.errors import OmniError
 
+@dataclass(slots=True)
+class RequestTexts:
+    """What one HTTP request has had tokenized."""
 
-class BoundsTexts:
-    """To be put before a class of vLLM's renderers."""
+    #: The model's context.
+    most_tokens: int
+    #: Whether one budget counts for all of it: not for a WebSocket, where texts come one after the other.
+    is_counted: bool = True
+    characters: int = 0
+    on_the_loop: int = 0
+    #: Whether the request was refused: what it still has queued is not done.
+    has_failed: bool = False
 
-    #: The renderer's own.
-    model_config: Any
-    #: Makes an error of the hub's one for the server.
-    as_theirs: Callable[[OmniError], VLLMError] = staticmethod(as_vllm_error)
-
-    def render_messages(self, messages: Any, params: Any) -> Any:
-        """See vLLM. Raise VLLMValidationError for arguments of earlier calls that are nested too deep."""
-        parent: Any = super()
-        with self._depth():
-            return parent.render_messages(messages, params)
-
-    async def render_messages_async(self, messages: Any, params: Any) -> Any:
-        """See vLLM, and render_messages."""
-        parent: Any = super()
-        with self._depth():
-            return await parent.render_messages_async(messages, params)
-
-    @contextmanager
-    def _depth(self) -> Iterator[None]:
-        try:
-            yield
-        except RecursionError:
-            # The arguments are JSON in a text, which vLLM reads itself. The stack is of no use.
-            refused = InvalidRequestError("a text of JSON in the messages is nested too deep: send less of it")
-            raise self.as_theirs(refused) from refused
-
-    def _tokenize_prompt(self, prompt: Any, params: Any) -> Any:
-        """See vLLM, which bounds texts where they become tokens by the model's context, but not where tokens are only
-        shown or cut off.
-        """
-        parent: Any = super()
-        tokenizer, text = parent.get_tokenizer(), prompt["prompt"]
-        most = self.model_config.max_model_len * tokenizer.max_chars_per_token
-        if len(text) > most:
-            if params.truncate_prompt_tokens is None:
-                refused = InvalidRequestError(
-                    f"a text of {len(text)} characters can't fit into the model's context of "
-                    f"{self.model_config.max_model_len} tokens, which are at most {most} characters: send less"
+    def spend(self, characters: int) -> None:
+        """Count a text. Raise VLLMValidationError if the request then has too much of it."""
+        if self.is_counted:
+            self.characters += characters
+            if self.characters > MAX_CHARACTERS:
+                raise VLLMValidationError(
+                    f"the texts of one request may have {MAX_CHARACTERS} characters together, where a text that is "
+                    "paired with many others counts with each: send several requests"
                 )
-                raise self.as_theirs(refused) from refused
-            side = params.truncation_side or tokenizer.truncation_side
-            prompt = {**prompt, "prompt": text[-most:] if side == "left" else text[:most]}
-        return parent._tokenize_prompt(prompt, params)  # noqa: SLF001 - the step that is overridden
+        if _is_loop():
+            self.on_the_loop = self.on_the_loop + characters if self.is_counted else characters
+            if self.on_the_loop > MAX_ON_THE_LOOP:
+                raise VLLMValidationError(f"texts at this place may have {MAX_ON_THE_LOOP} characters: send less")
+
+
+_texts: Final[ContextVar[RequestTexts | None]] = ContextVar("texts", default=None)
+#: Its ``is_within`` is true in a thread whose tokenizer is at work.
+_thread: Final = threading.local()
+
+
+def start_http_request(most_tokens: int, *, is_websocket: bool = False) -> RequestTexts:
+    """Bound the texts of the current context, that of one HTTP request to a model with this context."""
+    texts = RequestTexts(most_tokens, is_counted=not is_websocket)
+    _texts.set(texts)
+    return texts
+
+
+def beginning(tokenizer: Any, text: str, most: int, side: str = "right") -> str:
+    """So much of a text that it has more tokens than ``most``, or all of it. ``side``: where it may be cut.
+
+    A whole text costs what it is long; this costs a few times what ``most`` tokens of it do.
+    """
+    return _beginning(lambda part: len(tokenizer.encode(part, add_special_tokens=False)), text, most, side)
+
+
+def _beginning(count: Callable[[str], int], text: str, most: int, side: str) -> str:
+    length = _USUAL * (most + _MORE)
+    while length < len(text):
+        part = text[-length:] if side == "left" else text[:length]
+        if count(part) >= most + _MORE:
+            return part
+        length *= 2
+    return text
+
+
+@contextmanager
+def counted_once(text: str) -> Iterator[None]:
+    """Count a text as tokenized, and nothing that is tokenized in the block. Raise VLLMValidationError."""
+    texts = _texts.get()
+    if texts is not None and not _is_within():
+        texts.spend(len(text))
+    with _within():
+        yield
+
+
+def bound_tokenizers(renderer: Any) -> None:
+    """Bound the tokenizers of this process, among them that of a renderer, and have its thread serve by turns."""
+    kinds: list[Any] = [TokenizersBackend, PythonBackend]
+    if renderer.tokenizer is not None:
+        kinds += type(renderer.tokenizer).__mro__
+    for kind in kinds:
+        own: Any = {} if kind.__module__ in _PASSES_ON else vars(kind)
+        if "_encode_plus" in own:
+            kind._encode_plus = _bounded(own["_encode_plus"])  # noqa: SLF001
+        if "__call__" in own:
+            kind.__call__ = _bounded(own["__call__"])
+        if "encode" in own:
+            kind.encode = _bounded(own["encode"])
+    serve_by_turns(renderer._executor)  # noqa: SLF001 - vLLM's own code shares it so, too
+
+
+def _bounded(method: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(method, "is_bounded"):
+        return method
+
+    @wraps(method)
+    def tokenize(self: Any, text: Any = "", text_pair: Any = None, *more: Any, **options: Any) -> Any:
+        texts = _texts.get()
+        if texts is None or _is_within():
+            return method(self, text, *_given(text_pair, more), **options)
+
+        def count(part: str) -> int:
+            made = method(self, part, add_special_tokens=False)
+            return len(made if isinstance(made, list) else made["input_ids"])
+
+        most = _cut_at(options)
+        side = getattr(self, "truncation_side", "right")
+        with _within():
+            text, text_pair = (_fitting(count, each, most, texts, side) for each in (text, text_pair))
+            texts.spend(_characters(text) + _characters(text_pair))
+            return method(self, text, *_given(text_pair, more), **options)
+
+    tokenize.is_bounded = True  # type: ignore[attr-defined]
+    return tokenize
+
+
+def _given(text_pair: Any, more: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Not all have a second text.
+    return () if text_pair is None and not more else (text_pair, *more)
+
+
+def _cut_at(options: dict[str, Any]) -> int | None:
+    """To how many tokens the tokenizer cuts a text by itself; None: not at all."""
+    strategy = options.get("truncation_strategy", options.get("truncation"))
+    length = options.get("max_length")
+    cuts = strategy is True or str(getattr(strategy, "value", strategy)) in _CUTS
+    return length if cuts and isinstance(length, int) else None
+
+
+def _fitting(count: Callable[[str], int], text: Any, most: int | None, texts: RequestTexts, side: str) -> Any:
+    if not isinstance(text, str):
+        return [_fitting(count, each, most, texts, side) for each in text] if isinstance(text, list) else text
+    part = _beginning(count, text, texts.most_tokens if most is None else min(most, texts.most_tokens + 1), side)
+    if len(part) < len(text) and most is None:
+        raise VLLMValidationError(
+            f"a text of {len(text)} characters can't fit into the model's context of {texts.most_tokens} tokens: "
+            "send less"
+        )
+    return part
+
+
+def _characters(text: Any) -> int:
+    return sum(map(_characters, text)) if isinstance(text, list | tuple) else len(text) if isinstance(text, str) else 0
+
+
+def _is_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _is_within() -> bool:
+    return bool(getattr(_thread, "is_within", False))
+
+
+@contextmanager
+def _within() -> Iterator[None]:
+    was, _thread.is_within = _is_within(), True
+    try:
+        yield
+    finally:
+        _thread.is_within = was
+
+
+_tokenizes: Final = BaseRenderer._tokenize_prompt  # noqa: SLF001 - the step that is overridden
+
+
+def _tokenize_prompt(self: Any, prompt: Any, params: Any) -> Any:
+    """In place of vLLM's, which tokenizes a whole text where the request says on which side to cut it."""
+    text, most = prompt["prompt"], params.truncate_prompt_tokens
+    if _texts.get() is None or most is None or params.truncation_side is None:
+        return _tokenizes(self, prompt, params)
+    most = params.max_truncation_tokens if most < 0 else most
+    tokenizer = self.get_tokenizer()
+    with _within():
+        part = beginning(tokenizer, text, most, "left" if params.truncation_side == "left" else "right")
+    with counted_once(part):
+        cut: Any = {**prompt, "prompt": part}
+        made = _tokenizes(self, cut, params)
+    skipped = len(text) - len(part) if params.truncation_side == "left" else 0
+    return self._apply_prompt_char_offset(made, skipped) if skipped else made
+
+
+BaseRenderer._tokenize_prompt = _tokenize_prompt  # type: ignore[method-assign] # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    future: Future[Any]
+    context: Context
+    call: Callable[[], Any]
+
+
+def serve_by_turns(executor: Executor) -> None:
+    """Have an executor do the jobs of each HTTP request by turns, in its context; none of a request that has failed.
+
+    By itself it does them as they come: a request with ten thousand texts has all others wait.
+    """
+    if not isinstance(getattr(executor.submit, "__self__", None), _Turns):
+        executor.submit = _Turns(executor.submit).submit  # type: ignore[method-assign]
+
+
+class _Turns:
+    def __init__(self, submit: Callable[..., Any]) -> None:
+        self._submit = submit
+        self._lock = threading.Lock()
+        #: The jobs that wait, of each request; the first of the first is next.
+        self._waiting: OrderedDict[int, deque[_Job]] = OrderedDict()
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        """See Executor."""
+        job = _Job(Future(), copy_context(), lambda: call(*args, **options))
+        with self._lock:
+            self._waiting.setdefault(id(_texts.get()), deque()).append(job)
+        try:
+            self._submit(self._do_next)
+        except RuntimeError:
+            # It is shut down.
+            job.future.cancel()
+            raise
+        return job.future
+
+    def _do_next(self) -> None:
+        with self._lock:
+            key, jobs = self._waiting.popitem(last=False)
+            job = jobs.popleft()
+            if jobs:
+                self._waiting[key] = jobs
+        texts = job.context.get(_texts)
+        if texts is not None and texts.has_failed:
+            job.future.cancel()
+        if not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            job.future.set_result(job.context.run(job.call))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
+            job.future.set_exception(error)

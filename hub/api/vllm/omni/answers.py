@@ -15,7 +15,7 @@ from starlette.datastructures import MutableHeaders
 
 from hub.api.errors import NotServedError, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out
+from hub.api.vllm import fan_out, texts
 from hub.api.vllm.body import Body, check_body, checked_aside
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.media import CHATS, split_files
@@ -42,7 +42,9 @@ class HubAnswers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         outcome = begin_outcome()
-        fan_out.start_http_request(is_websocket=scope["type"] == "websocket")
+        is_websocket = scope["type"] == "websocket"
+        fan_out.start_http_request(is_websocket=is_websocket)
+        asked = texts.start_http_request(self._pipeline.most_tokens, is_websocket=is_websocket)
         path = scope["path"].removeprefix(self._root_path)
         pipeline = self._pipeline
         reads_tokens = pipeline.input_processor is not None
@@ -51,15 +53,17 @@ class HubAnswers:
         elif scope["type"] == "websocket":
             await self._app(scope, _CheckedFrames(receive, send).receive, send)
         else:
-            await self._serve(outcome, self._body(outcome, path, scope, receive), scope, send)
+            await self._serve(outcome, self._body(outcome, path, scope, receive), asked, scope, send)
 
     def _body(self, outcome: AnswerOutcome, path: str, scope: Scope, receive: Receive) -> Body:
         if path == CHATS and self._pipeline.reads_messages:
             return _ChatBody(scope, receive, outcome, self._pipeline.links)
         return _TextOnly(scope, receive, is_chat=path.startswith(CHATS))
 
-    async def _serve(self, outcome: AnswerOutcome, body: Body, scope: Scope, send: Send) -> None:
-        answer = _HeldAnswer(send, body, outcome, stale_header(self._omni))
+    async def _serve(
+        self, outcome: AnswerOutcome, body: Body, asked: texts.RequestTexts, scope: Scope, send: Send
+    ) -> None:
+        answer = _HeldAnswer(send, body, outcome, asked, stale_header(self._omni))
         body.enter()
         try:
             await self._app(scope, body.receive, answer.send)
@@ -150,10 +154,13 @@ class _CheckedFrames:
 class _HeldAnswer:
     """The answer of the server to one request, from which the hub's own may still be made."""
 
-    def __init__(self, send: Send, body: Body, outcome: AnswerOutcome, headers: dict[str, str]) -> None:
+    def __init__(
+        self, send: Send, body: Body, outcome: AnswerOutcome, asked: texts.RequestTexts, headers: dict[str, str]
+    ) -> None:
         self._send = send
         self._body = body
         self._outcome = outcome
+        self._asked = asked
         self._headers = headers
         self._start: dict[str, Any] | None = None
         #: Whether something of it has gone to the client.
@@ -174,6 +181,7 @@ class _HeldAnswer:
             await self._send(message)
         elif message["type"] == "http.response.start":
             self._start = dict(message)
+            self._asked.has_failed = message["status"] >= HTTPStatus.BAD_REQUEST
         elif self.error is None:
             self.has_begun = True
             if self._start is not None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.v1.engine.input_processor import InputProcessor
 from vllm_omni.config.resolver import resolve_omni_config
 from vllm_omni.engine import stage_init_utils
 from vllm_omni.engine.arg_utils import OmniEngineArgs, register_omni_models_to_vllm
@@ -22,8 +21,8 @@ from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from hub.api.chat.messages import NO_LINKS
 from hub.api.vllm.omni.errors import noted
-from hub.api.vllm.texts import BoundsTexts
-from omni_discovery.errors import ConfigError, InvalidRequestError, OmniError
+from hub.api.vllm.texts import bound_tokenizers
+from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence
 
@@ -35,6 +34,7 @@ OMNI_ENGINE: Final = "vllm-omni"
 #: Engines that read a prompt as text and need no tokenizer in the hub.
 _PAINTERS: Final = frozenset({"diffusion", "painter"})
 _LLM, _DIFFUSION = "llm", "diffusion"
+_USUAL_CONTEXT: Final = 32768
 _NOTHING: Final = {"image": 0, "audio": 0, "video": 0}
 #: Not a host name: no link is allowed, and the error message shows this text.
 _NO_DOMAIN: Final = "none: links are not followed here"
@@ -63,6 +63,11 @@ class ServedPipeline:
     def reads_messages(self) -> bool:
         """Whether the first stage writes its own prompt of a chat with pictures, sound or videos, or refuses them."""
         return self.input_processor is not None and not self.speaks
+
+    @property
+    def most_tokens(self) -> int:
+        """The context of the first stage's model; a usual one where it has no tokenizer."""
+        return _USUAL_CONTEXT if self.vllm_config is None else int(self.vllm_config.model_config.max_model_len)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -166,31 +171,29 @@ def _read_model(stage: StageConfig, config: Any) -> tuple[Any, Any]:
         model.quantization = None
         vllm_config = VllmConfig(model_config=model)
         processor = stage_init_utils.build_stage0_input_processor(vllm_config)
-        return vllm_config, InputProcessor(vllm_config=vllm_config, renderer=_bounded(processor.renderer))
+        bound_tokenizers(processor.renderer)
+        _note_refusals(processor.renderer)
+        return vllm_config, processor
     except (TypeError, ValueError, OSError) as error:
         reason = f"vLLM-Omni can't read the model {stage.model}: {essence(error)}"
         raise ConfigError(f"stage {stage.stage_id}: {reason}") from error
 
 
-class _BoundsTexts(BoundsTexts):
-    """Its errors are answered by the hub."""
+def _note_refusals(renderer: Any) -> None:
+    """Have what a renderer refuses of a chat be the client's mistake: the server would answer with 500."""
+    render = renderer.render_chat_async
 
-    as_theirs = staticmethod(noted)
-
-    async def render_chat_async(self, *arguments: Any, **named: Any) -> Any:
-        """See vLLM. What is wrong with a chat is its client's mistake, where vLLM-Omni's server answers 500."""
-        parent: Any = super()
+    async def render_noted(*given: Any, **options: Any) -> Any:
         try:
-            return await parent.render_chat_async(*arguments, **named)
+            return await render(*given, **options)
         except VLLMValidationError as error:
-            refused = error.__cause__ if isinstance(error.__cause__, OmniError) else InvalidRequestError(str(error))
-            raise noted(refused) from refused
+            refusal = InvalidRequestError(str(error))
+        except RecursionError:
+            # Arguments of earlier calls are JSON in a text, which vLLM reads itself. The stack is of no use.
+            refusal = InvalidRequestError("a text of JSON in the messages is nested too deep: send less of it")
+        raise noted(refusal) from refusal
 
-
-def _bounded(renderer: Any) -> Any:
-    """Another one like a renderer that vLLM-Omni has made, which bounds what it reads."""
-    kind = type(renderer)
-    return type(kind.__name__, (_BoundsTexts, kind), {})(renderer.config, renderer.tokenizer)
+    renderer.render_chat_async = render_noted
 
 
 def _engine_args(stage: StageConfig, config: Any) -> dict[str, Any]:

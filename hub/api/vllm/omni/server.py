@@ -22,6 +22,8 @@ from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.pipeline import read_pipeline
+from hub.api.vllm.served_routes import close_unknown_routes
+from hub.api.vllm.texts import serve_by_turns
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
@@ -83,6 +85,12 @@ class OmniFrontend:
             ) from error
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
+        of_speech = getattr(getattr(app.state, "openai_serving_speech", None), "_tts_executor", None)
+        if of_speech is not None:
+            serve_by_turns(of_speech)
+        # /invocations would find it, too.
+        app.state.serving_generative_scoring = None
+        close_unknown_routes(app)
         shutdown_unsupported_routes(app, client.endpoint_restrictions)
         # vLLM's loggers, and vLLM-Omni's below them, have a handler of their own.
         for handler in (*logging.getLogger().handlers, *logging.getLogger("vllm").handlers):
