@@ -385,6 +385,24 @@ async def test_a_small_request_that_costs_much_is_refused(speaking: Any) -> None
         assert not talker.of(wire.Submit)
 
 
+@pytest.mark.attack("R43")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling_params_list": [{"foo": 1}]},
+        {"sampling_params_list": [{"temperature": "x"}]},
+        {"messages": [{"role": "user", "content": "long " * 1000}]},
+    ],
+)
+async def test_what_the_server_cannot_read_is_the_clients_error(speaking: Any, more: dict[str, Any]) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **more}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        answer = await client.post("/v1/chat/completions", json=chat)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
+        assert not talker.of(wire.Submit)
+
+
 @pytest.mark.attack("C13")
 async def test_nothing_that_a_client_names_is_fetched(speaking: Any) -> None:
     heard: list[bytes] = []

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,10 @@ ATTACKS: Final = (
     Attack("Q41", "thousands of records of hubs, written again and again", "1024, the first; no replica lags; named"),
     Attack("Q42", "thousands of beats, at which omni top looks each second", "those of 1024 hubs are looked at"),
     Attack("Q43", "a replica that names 65 536 timings in each answer", "64 are looked at"),
+    Attack("R40", "half a million arguments for a chat template, looked up one by one", "64; the others are refused"),
+    Attack("R41", "half a million names in the objects of one body", "refused before it costs"),
+    Attack("R42", "many connections that ask for /metrics again and again", "eight answers a second; all get one"),
+    Attack("R43", "wrong values that vLLM-Omni's server answers 500 to", "a 400 with the reason"),
 )
 
 #: Rows without a test, and why.
