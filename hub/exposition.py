@@ -25,6 +25,8 @@ _LABEL: Final = "server"
 _OF_HOST: Final = ("omni_replica_", "omni_supervisor_")
 _FAMILY: Final = "# HELP "
 _LOG_EVERY_S: Final = 60.0
+#: How many answers are made anew in a second: each takes some milliseconds, of every API server.
+_FRESH_PER_S: Final = 8
 
 
 class Exposition:
@@ -35,6 +37,9 @@ class Exposition:
         self._server: int | None = None
         self._asks: Callable[[], Mapping[int, Callable[[], str]]] = dict
         self._log_once = LogOnce(time.monotonic)
+        #: How many may be made anew now, as of that moment; the last that was.
+        self._fresh, self._fresh_at_s = float(_FRESH_PER_S), time.monotonic()
+        self._last: asyncio.Task[str] | None = None
 
     def add(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Show these metrics, too."""
@@ -53,6 +58,17 @@ class Exposition:
         # Gauges read the loop's own state; to write it all down takes longer, and needs none of it.
         collected = list(chain.from_iterable(collect() for collect in self._collects))
         return await asyncio.to_thread(_rendered, collected, self._server)
+
+    async def shown(self) -> str:
+        """The metrics of all API servers, to whoever asks; where many do, the last answer again, 1/8 s old at most."""
+        now_s = time.monotonic()
+        self._fresh = min(self._fresh + (now_s - self._fresh_at_s) * _FRESH_PER_S, float(_FRESH_PER_S))
+        self._fresh_at_s = now_s
+        if self._last is None or self._fresh >= 1.0:
+            self._fresh -= 1.0
+            self._last = asyncio.create_task(self.whole(), name="Metrics")
+        # Others may wait for it, too.
+        return await asyncio.shield(self._last)
 
     async def whole(self, asker: int | None = None) -> str:
         """The metrics of all API servers but ``asker``, which adds its own.

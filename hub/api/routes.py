@@ -76,7 +76,7 @@ def build_app(omni: AsyncOmni, deploy: DeployConfig, started_s: int, jobs: JobSe
         return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
-        return Response(await omni.hub_metrics.exposition.whole(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await omni.hub_metrics.exposition.shown(), media_type=CONTENT_TYPE_LATEST)
 
     sounds, videos = EncoderThreads(), Videos(omni, deploy, jobs)
     return Starlette(

@@ -1,5 +1,5 @@
-"""What a text of JSON holds that costs far more than its bytes, counted before it is decoded: lists, objects, values
-and numbers at the ends of what a float can be.
+"""What a text of JSON holds that costs far more than its bytes, counted before it is decoded: lists, objects, names,
+values and numbers at the ends of what a float can be.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from omni_discovery.errors import InvalidRequestError
 
 #: Lists and objects of one body.
 MAX_CONTAINERS: Final = 50_000
+#: Names in the objects of one body: some 2 us each, for which the hub's loop waits.
+MAX_NAMES: Final = 1 << 16
 #: Values of one body: as many token ids as a request may have.
 MAX_VALUES: Final = 1 << 19
 #: Objects that a model of vLLM's server is made of, such as messages, their parts and calls: some 50 us each, for which
@@ -32,6 +34,8 @@ _LONG_STRING: Final = 64
 def check_text(text: bytes) -> None:
     """Raise InvalidRequestError if a client's text of JSON may cost too much to be decoded by msgspec."""
     check_containers(text)
+    if _has_more(text, b":", MAX_NAMES):
+        raise InvalidRequestError(f"more than {MAX_NAMES} names in its objects: send less in one request")
     if has_many_extremes(text):
         raise InvalidRequestError(
             f"more than {MAX_EXTREMES} numbers with exponents of three digits, such as 1e300: send fewer of them"

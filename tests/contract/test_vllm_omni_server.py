@@ -461,6 +461,23 @@ async def test_no_log_probabilities_are_asked_of_a_stage(speaking: Any) -> None:
         assert not talker.of(wire.Submit)
 
 
+@pytest.mark.attack("R43")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sampling_params_list": [{"foo": 1}]},
+        {"sampling_params_list": [{"temperature": "x"}]},
+    ],
+)
+async def test_what_the_server_cannot_read_is_the_clients_error(speaking: Any, more: dict[str, Any]) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **more}
+    async with serving(speaking, talk, decode) as (client, (talker, _), _):
+        answer = await client.post("/v1/chat/completions", json=chat)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
+        assert not talker.of(wire.Submit)
+
+
 @pytest.mark.attack("C13")
 async def test_nothing_that_a_client_names_is_fetched(speaking: Any) -> None:
     heard: list[bytes] = []
@@ -570,7 +587,7 @@ async def test_no_route_ends_in_an_error_of_the_server_itself(kind: str, request
 
 
 @pytest.mark.attack("R26")
-async def test_a_text_that_no_context_holds_is_not_made_tokens(chatting: Any) -> None:
+async def test_megabytes_behind_one_thread_are_not_made_tokens(chatting: Any) -> None:
     """A chat of a few kilobytes waited for seconds behind it, in the one thread that makes tokens."""
     long = "What is 3 + 4? " * 500_000
     asked = {

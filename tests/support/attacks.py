@@ -303,6 +303,10 @@ ATTACKS: Final = (
     Attack("R24", "megabytes of text to a model with a long context", "read as far as the context reaches"),
     Attack("R25", "a route that a later release of vLLM's server brings along", "closed until it was looked at"),
     Attack("R26", "megabytes to be made tokens by vLLM-Omni's server", "refused before it costs"),
+    Attack("R40", "half a million arguments for a chat template, looked up one by one", "64; the others are refused"),
+    Attack("R41", "half a million names in the objects of one body", "refused before it costs"),
+    Attack("R42", "many connections that ask for /metrics again and again", "eight answers a second; all get one"),
+    Attack("R43", "wrong values that vLLM-Omni's server answers 500 to", "a 400 with the reason"),
 )
 
 #: Rows without a test, and why.

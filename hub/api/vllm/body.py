@@ -20,12 +20,19 @@ from omni_discovery.inputs.containers import check_objects, check_text, check_va
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import Message, Receive, Scope
 
 #: Longest body: the pictures of a request (MAX_PICTURES_BYTES) take 4 MiB of it, in base64.
 MAX_BYTES: Final = 8 << 20
 #: Conversations of one batch of chats: the loop renders them one after the other, for some 2 ms each.
 MAX_CONVERSATIONS: Final = 256
+#: Fields whose names vLLM's server looks at one by one, for some 10 us each, in the one thread that renders chats.
+_NAMED: Final = ("chat_template_kwargs", "mm_processor_kwargs")
+MAX_NAMES: Final = 64
+#: The power of an answer's length by which beams are compared: beyond, it is no number any more.
+MAX_LENGTH_PENALTY: Final = 10.0
 #: From so many bytes on a body is checked in a thread: what it asks for may take a fifth of a second to look through.
 _LARGE_BYTES: Final = 16 << 10
 #: A single one: two would take the loop's time from it twice as often.
@@ -73,6 +80,8 @@ def check_body(body: bytes) -> bool:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
     _check_conversations(bytes(parts.get("messages", b"")))
+    _check_names(parts)
+    _check_length_penalty(bytes(parts.get("length_penalty", b"")))
     budget = FormBudget()
     if isinstance(asked.structured_outputs, dict):
         check_answer_form("structured_outputs", asked.structured_outputs, budget)
@@ -97,6 +106,26 @@ def _check_conversations(messages: bytes) -> None:
         return
     if len(_list_decoder.decode(messages)) > MAX_CONVERSATIONS:
         raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
+
+
+def _check_names(parts: Mapping[str, msgspec.Raw]) -> None:
+    for field in _NAMED:
+        value = bytes(parts.get(field, b""))
+        if value.startswith(b"{") and len(_parts_decoder.decode(value)) > MAX_NAMES:
+            raise InvalidRequestError(f"{field}: at most {MAX_NAMES} names are allowed")
+
+
+def _check_length_penalty(value: bytes) -> None:
+    try:
+        # To the server, a number in quotes is one.
+        penalty = float(value.strip(b'"'))
+    except ValueError:
+        # None at all, or refused by the server.
+        return
+    if not abs(penalty) <= MAX_LENGTH_PENALTY:
+        raise InvalidRequestError(
+            f"length_penalty: it has to be between -{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
+        )
 
 
 async def checked_aside(check: Callable[[bytes], object], whole: bytes) -> None:

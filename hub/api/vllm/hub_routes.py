@@ -26,6 +26,6 @@ def hub_routes(omni: AsyncOmni) -> list[Route]:
         return ready_response(omni, shows_details=is_trusted(request.scope))
 
     async def exposition(_: Request) -> Response:
-        return Response(await omni.hub_metrics.exposition.whole(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await omni.hub_metrics.exposition.shown(), media_type=CONTENT_TYPE_LATEST)
 
     return [Route("/ready", ready), Route("/metrics", exposition)]

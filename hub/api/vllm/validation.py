@@ -66,7 +66,14 @@ def shorten_errors(app: FastAPI) -> None:
         answer: Response = await show(request, RequestValidationError(short, body=None))
         return answer
 
-    app.exception_handlers[RequestValidationError] = show_shortened
+    set_handler(app, RequestValidationError, show_shortened)
+
+
+def set_handler(app: FastAPI, kind: type[Exception], handler: Any) -> None:
+    """Have an application show errors of a kind otherwise."""
+    app.exception_handlers[kind] = handler
+    # The server's application has read its handlers by now; it reads them again at its first request.
+    app.middleware_stack = None
 
 
 def _stopping_validator(schema: Any) -> SchemaValidator:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Metric
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from hub.exposition import Exposition, merged
@@ -72,3 +73,33 @@ async def test_a_server_that_does_not_answer_is_left_out_and_told_once(caplog: p
     assert [record.message for record in caplog.records] == [
         "api_server.metrics_missing number=1: the hub of process 7 does not answer"
     ]
+
+
+@pytest.mark.attack("R42")
+async def test_many_who_ask_at_once_share_few_answers() -> None:
+    """Each costs all API servers some milliseconds, and its client nearly nothing."""
+    collected = 0
+
+    def collect() -> list[Metric]:
+        nonlocal collected
+        collected += 1
+        return [CounterMetricFamily("omni_hub_things", "Things.", collected)]
+
+    exposition = Exposition(collect)
+    assert "things_total 1.0" in await exposition.shown()
+    assert "things_total 2.0" in await exposition.shown()
+    answers = await asyncio.gather(*(exposition.shown() for _ in range(100)))
+    # A few more than eight if the machine is slow.
+    assert 8 <= collected < 30
+    assert f"things_total {collected}.0" in answers[-1]
+    await asyncio.sleep(0.3)
+    assert f"things_total {collected + 1}.0" in await exposition.shown()
+
+
+async def test_who_stops_waiting_for_the_metrics_takes_them_from_nobody() -> None:
+    exposition = counting("a")
+    first = asyncio.create_task(exposition.shown())
+    others = [asyncio.create_task(exposition.shown()) for _ in range(20)]
+    await asyncio.sleep(0)
+    first.cancel()
+    assert all("things_total" in text for text in await asyncio.gather(*others))

@@ -130,6 +130,7 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
             decode = self._decode if self._pipeline.speaks else None
             inputs, of_pictures = inputs_of(prompt, decode, current_outcome().chat)
             params = self._params(asked, of_pictures)
+        current_outcome().has_asked = True
         made = {each: FinalStage(request_id, kind, _tokens(inputs)) for each, kind in self._kinds(asked).items()}
         more = {"priority": priority, "trace_headers": trace_headers, "modalities": _wanted(output_modalities)}
         return self._outputs(request_id, inputs, {"params": params, **more}, made)

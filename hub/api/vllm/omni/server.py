@@ -21,6 +21,7 @@ from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
+from hub.api.vllm.omni.errors import blame_wrong_values
 from hub.api.vllm.omni.pipeline import read_pipeline
 from hub.api.vllm.served_routes import close_unknown_routes
 from hub.api.vllm.texts import serve_by_turns
@@ -72,6 +73,7 @@ class OmniFrontend:
         with kept_log_levels():
             app: Any = build_app(self._arguments, tasks)
         shorten_errors(app)
+        blame_wrong_values(app)
         for path, method in _THEIR_OWN:
             remove_route_from_app(app, path, {method})
         app.include_router(peer.router)

@@ -14,6 +14,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.containers import (
     MAX_CONTAINERS,
     MAX_EXTREMES,
+    MAX_NAMES,
     MAX_OBJECTS,
     MAX_VALUES,
     _number_of,
@@ -66,6 +67,21 @@ def test_a_body_of_too_many_values_is_refused(many: bytes) -> None:
 def test_as_many_token_ids_as_a_request_may_have_and_texts_full_of_commas_are_fine() -> None:
     check_values(b'{"prompt":[' + b"1," * (MAX_VALUES - 1) + b"1]}")
     check_values(json.dumps({"prompt": ',", \\",' * MAX_VALUES, "max_tokens": 1}).encode())
+
+
+@pytest.mark.attack("R41")
+def test_a_body_of_too_many_names_is_refused() -> None:
+    """Half a million fit into 6 MB, and held the hub's loop for a second; neither objects nor values counted them."""
+    names = {f"{number:x}": 1 for number in range(MAX_NAMES)}
+    check_text(json.dumps(names).encode())
+    check_text(json.dumps({"messages": [{"content": "a: {'b': 1}, \": " * MAX_NAMES}]}).encode())
+    for body in (
+        {"logit_bias": names},
+        {"messages": [{"role": "user", **names}]},
+        {"a": [{"b": 1, "c": 2}] * (MAX_CONTAINERS - 9)},
+    ):
+        with pytest.raises(InvalidRequestError, match=f"more than {MAX_NAMES} names"):
+            check_text(json.dumps(body).encode())
 
 
 @pytest.mark.attack("P20")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hub.api.vllm.body import MAX_CONVERSATIONS, check_body, checked_aside
+from hub.api.vllm.body import MAX_CONVERSATIONS, MAX_NAMES, check_body, checked_aside
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
 from omni_discovery.inputs.containers import MAX_OBJECTS
@@ -107,3 +107,23 @@ def test_a_batch_has_some_conversations_and_a_chat_any_number_of_messages() -> N
         body = json.dumps({"messages": [[message]] * (MAX_CONVERSATIONS + 1)}, indent=indent).encode()
         with pytest.raises(InvalidRequestError, match=f"one request may have {MAX_CONVERSATIONS} conversations"):
             check_body(body)
+
+
+@pytest.mark.attack("R40")
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "mm_processor_kwargs"])
+def test_arguments_of_a_template_have_few_names(field: str) -> None:
+    """Each is looked up in the one thread that renders all chats: 500 000 kept the others waiting for 5 s."""
+    names = {f"{number:x}": 1 for number in range(MAX_NAMES)}
+    for value in (names, "{", None, ["{"], {}):
+        check_body(json.dumps({"messages": [], field: value}).encode())
+    with pytest.raises(InvalidRequestError, match=f"^{field}: at most {MAX_NAMES} names"):
+        check_body(json.dumps({"messages": [], field: {**names, "one more": {}}}, indent=1).encode())
+
+
+def test_a_length_penalty_by_which_no_beam_could_be_compared_is_refused() -> None:
+    """It made the server divide by zero, and answer 500."""
+    for penalty in (1, -10.0, 10, None, "1.5", True, "a", [1e308]):
+        check_body(json.dumps({"use_beam_search": True, "length_penalty": penalty}).encode())
+    for penalty in (-1e308, 10.5, "nan", "-inf", "-1e308", 10**400):
+        with pytest.raises(InvalidRequestError, match=r"^length_penalty: it has to be between -10 and 10"):
+            check_body(json.dumps({"use_beam_search": True, "length_penalty": penalty}).encode())
