@@ -184,7 +184,7 @@ _NO_ROOM: Final = Refusal(
 
 
 def _decode_large(head: bytes) -> tuple[list[wire.ToReplica], int]:
-    """The messages of a long head, and about how much memory each takes, in bytes.
+    """The messages of a long head, and about how much memory each with inputs takes, in bytes.
 
     Pictures and texts take what their frame does, numbers and mappings up to 70 times as much.
     """
@@ -192,7 +192,12 @@ def _decode_large(head: bytes) -> tuple[list[wire.ToReplica], int]:
     messages = wire.decode_to_replica((head,))
     # Other threads may have freed theirs meanwhile.
     objects = max(0, sys.getallocatedblocks() - before)
-    return messages, (len(head) + objects * _OBJECT_BYTES) // len(messages)
+    return messages, (len(head) + objects * _OBJECT_BYTES) // _inputs_in(messages)
+
+
+def _inputs_in(messages: Sequence[wire.ToReplica]) -> int:
+    """How many messages have inputs, which are kept; at least 1. The others are short, however many come with them."""
+    return sum(isinstance(message, (wire.Submit, wire.Update)) for message in messages) or 1
 
 
 class Sessions:
@@ -257,7 +262,7 @@ class Sessions:
         size_bytes = len(head)
         if size_bytes <= _LARGE_BYTES:
             messages = wire.decode_to_replica((head,))
-            self._size_bytes = 0 if size_bytes <= _SMALL_BYTES else size_bytes // len(messages)
+            self._size_bytes = 0 if size_bytes <= _SMALL_BYTES else size_bytes // _inputs_in(messages)
         elif self.handshake.admits_any(wire.epochs_of(head)):
             messages, self._size_bytes = _decode_large(head)
         else:

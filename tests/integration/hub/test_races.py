@@ -14,7 +14,19 @@ from hub.orchestrator.orchestrator import Orchestrator
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ReplicaLostError
-from tests.support.hub_fakes import QUICK, FakeReplica, accept_only, collect, running_hub, show, text_of, until
+from tests.support.hub_fakes import (
+    PAIR,
+    QUICK,
+    FakeReplica,
+    accept_only,
+    collect,
+    echo,
+    picture,
+    running_hub,
+    show,
+    text_of,
+    until,
+)
 from tests.support.quiet import soon_s
 
 
@@ -206,3 +218,25 @@ async def test_credits_recalled_before_the_session_is_up_are_given_back_then() -
         assert [message.credits for message in replica.of(wire.ReturnCredits)] == [3]
         pool = inside(omni).stage_pools[0]
         await until(lambda: pool.core.members.credits(replica.info.input_addr) == 1)
+
+
+async def test_a_release_that_waits_when_its_session_is_lost_leaves_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hub.replicas.pending._RELEASE_WITHIN_S", 60.0)
+    keys = KeyPair.generate()
+    thinker, painter = FakeReplica(echo, keys=keys), FakeReplica(picture, stage_id=1)
+    async with running_hub(thinker, painter, deploy=PAIR) as omni:
+        await collect(omni.generate({"prompt": "a cat"}, modalities=["image"]))
+        client, info = inside(omni)._membership.clients[thinker.info.input_addr], thinker.info
+        await until(lambda: bool(client._batcher._waiting))
+        thinker.kill()
+        await until(lambda: not client.session_up)
+        assert thinker.of(wire.ReleasePayloads) == []
+        again = FakeReplica(echo, keys=keys, epoch=info.epoch, bind=(info.input_addr, info.output_addr))
+        await until(lambda: bool(client._batcher._waiting))
+        client._batcher._end_wait()
+        await until(lambda: bool(again.of(wire.ReleasePayloads)))
+        (released,) = again.of(wire.ReleasePayloads)
+        assert released.request_id == thinker.of(wire.Submit)[0].request_id
+        again.kill()

@@ -853,13 +853,16 @@ def test_the_inputs_of_a_hubs_requests_take_a_bounded_part_of_the_memory(monkeyp
     """1. two requests of 14 MB each, where a hub may have 20 MiB: the second is refused, as overloaded
     2. a small one of that hub, and a large one of another hub, are accepted
     3. the first ends: there is room again
+    4. what comes in one frame with a hundred releases of hand-offs takes no less
     """
     monkeypatch.setattr("stage_runtime.server.ledger.MOST_BYTES_OF_HUB", 20 << 20)
     replica = Replica()
 
-    def submit(request_id: str, hub_id: str = "h") -> list[wire.FromReplica]:
+    releases = [wire.encode(wire.ReleasePayloads(epoch=7, request_id=f"old{number}")) for number in range(100)]
+
+    def submit(request_id: str, hub_id: str = "h", before_it: Sequence[bytes] = ()) -> list[wire.FromReplica]:
         before = len(replica.said)
-        replica.sessions.on_input(Peer(hub_id, hub_id), large(request_id), 0.0)
+        replica.sessions.on_input(Peer(hub_id, hub_id), wire.join([*before_it, large(request_id)]), 0.0)
         replica.sessions.flush_messages(0.0)
         return [said[2] for said in replica.said[before:]]
 
@@ -871,7 +874,8 @@ def test_the_inputs_of_a_hubs_requests_take_a_bounded_part_of_the_memory(monkeyp
     assert isinstance(submit("c", "other")[0], wire.Accepted)
     for work in replica.works():
         replica.delivers(Finished(work.key, "stop"))
-    assert isinstance(submit("d")[0], wire.Accepted)
+    assert isinstance(submit("d", before_it=releases)[0], wire.Accepted)
+    assert isinstance(submit("e", before_it=releases)[0], wire.Rejected)
 
 
 @pytest.mark.attack("Q23")
