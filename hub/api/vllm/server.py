@@ -14,11 +14,15 @@ from vllm.config import LoRAConfig, VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.openai.chat_completion import batch_serving
+from vllm.entrypoints.openai.completion import serving as completion_serving
+from vllm.entrypoints.pooling.base import serving as pooling_serving
 from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
+from hub.api.vllm.fan_out import merge_in
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
@@ -77,6 +81,7 @@ class VllmFrontend:
             app = build_app(self._arguments, tasks, self._config.model_config)
         stop_in_routes(app)
         shorten_errors(app)
+        merge_in((batch_serving, completion_serving, pooling_serving))
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)

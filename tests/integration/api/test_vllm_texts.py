@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -192,6 +193,8 @@ async def test_what_a_refused_or_cancelled_request_has_queued_is_not_done() -> N
     texts.start_http_request(10)
     cancelled = loop.run_in_executor(executor, done.append, 100)
     cancelled.cancel()
+    # The loop passes it on in its next turn.
+    await asyncio.sleep(0)
     last = loop.run_in_executor(executor, done.append, 101)
     asked.has_failed = True
     may_go.set()
@@ -217,13 +220,16 @@ async def test_thousands_of_texts_leave_the_loop_to_others() -> None:
 
     async with served(POOLS) as (_, client, replica):
         await client.post("/pooling", json={"model": "m", "input": "a"})
+        # What is there already, of all tests, is none of this request's.
+        gc.freeze()
         watching = asyncio.create_task(watch())
         answer = await client.post("/pooling", json={"model": "m", "input": ["a"] * 4000})
         is_done = True
         await watching
+        gc.unfreeze()
     assert len(replica.of(wire.Submit)) > 1
     assert answer.status_code in (200, 429), answer.text
-    assert longest_s < 0.6
+    assert longest_s < 0.3
 
 
 @pytest.mark.attack("R24")
