@@ -63,7 +63,8 @@ class Chaos:
 
     async def run(self, seed: int | None) -> int:
         """Do it until the time is over or a signal comes; return the exit code. Raise ConfigError, RegistryError."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGHUP: the end of a terminal would leave a replica stopped for ever.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         dice = random.Random(seed)
