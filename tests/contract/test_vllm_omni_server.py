@@ -607,6 +607,24 @@ async def test_megabytes_behind_one_thread_are_not_made_tokens(chatting: Any) ->
             assert (answer.status_code in (400, 501), taken_s < MOST_S) == (True, True), (path, taken_s, answer.text)
 
 
+@pytest.mark.parametrize("most", [7, -1])
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_a_text_is_cut_on_the_side_that_is_asked_for(chatting: Any, side: str, most: int) -> None:
+    """-1: to what the model's context leaves."""
+    cut = {"truncate_prompt_tokens": most, "truncation_side": side}
+    prompt = " ".join(f"{number} + {number * 7}?" for number in range(2000))
+    async with serving(chatting, talk, deploy=CHATS) as (client, (replica,), _):
+        whole = (await client.post("/tokenize", json={"prompt": prompt[:200]})).json()["tokens"]
+        last = (await client.post("/tokenize", json={"prompt": prompt[-200:]})).json()["tokens"]
+        answer = await client.post("/v1/completions", json={"model": "m", "prompt": prompt, "max_tokens": 1, **cut})
+        chat = [{"role": "user", "content": prompt}]
+        told = await client.post("/v1/chat/completions", json={"model": "m", "messages": chat, "max_tokens": 1, **cut})
+    assert (answer.status_code, told.status_code) == (200, 200), (answer.text, told.text)
+    read = replica.of(wire.Submit)[0].inputs["prompt_token_ids"]
+    assert len(read) == 7 or most == -1
+    assert list(read[-5:] if side == "left" else read[:5]) == (last[-5:] if side == "left" else whole[:5])
+
+
 @pytest.mark.attack("R25")
 @pytest.mark.parametrize("name", ["chatting", "speaking", "drawing"])
 async def test_every_route_of_the_server_is_one_that_was_looked_at(name: str, request: pytest.FixtureRequest) -> None:

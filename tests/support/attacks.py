@@ -287,7 +287,7 @@ ATTACKS: Final = (
         "Q63", "thousands of records and beats of hubs, when somebody runs a command", "those of 1024 hubs; it says so"
     ),
     Attack(
-        "Q64", "a stream of hundreds of calls, which vLLM's parser reads anew at each piece", "in ever larger pieces"
+        "Q64", "a stream of hundreds of calls, which Hermes' parser reads anew at each piece", "in ever larger pieces"
     ),
     Attack("Q65", "log probabilities, asked of a hub with --api vllm-omni", "refused; no stage is asked"),
     Attack("Q66", "pages of videos, asked for without end amid thousands of jobs", "read once a change"),

@@ -53,6 +53,8 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
         self.adapters = StageAdapters(omni, stage_id, takes=vllm_config.lora_config is not None)
         #: The only modality of requests that come this way.
         self._modality = omni.graph.deploy.stage(stage_id).final_output
+        #: Whether calls are read by a parser that may get them in larger pieces than they came in.
+        self.paces_calls = False
         self._numbers = itertools.count()
         #: The hub's ids of each request in flight, one for each of its ``n`` answers.
         self._running: dict[str, list[str]] = {}
@@ -88,7 +90,8 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
             announce(len(choices))
             token_ids = self._checked_tokens(request_id, prompt, sampling_params, TASKS, lora_request)
             check_prompt_logprobs(sampling_params, len(token_ids))
-        answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params)
+        is_paced = self.paces_calls and asks_tools()
+        answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params, is_paced=is_paced)
         inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
         asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
         return self._outputs(answer, inputs, asked, {"priority": priority, "trace_headers": trace_headers})
@@ -198,7 +201,9 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
 class _Answer:
     """The answers of one request so far, in the pieces that vLLM's server wants."""
 
-    def __init__(self, request_id: str, prompt: str | None, token_ids: list[int], params: Any) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, token_ids: list[int], params: Any, *, is_paced: bool = False
+    ) -> None:
         self.request_id = request_id
         self.token_ids = token_ids
         self._prompt = prompt
@@ -218,7 +223,7 @@ class _Answer:
         self._texts: list[list[str]] = [[] for _ in self._answers]
         self._size = answer_size(is_streamed=self._kind == RequestOutputKind.DELTA)
         #: Where calls are read out of their pieces: by answer, what waits to go on.
-        self._paces = [TextPace() for _ in self._answers] if asks_tools() else []
+        self._paces = [TextPace() for _ in self._answers] if is_paced else []
         self._waiting: list[CompletionOutput | None] = [None] * params.n
 
     def add(self, index: int, output: OmniOutput) -> RequestOutput | None:

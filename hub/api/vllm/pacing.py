@@ -1,4 +1,4 @@
-"""TextPace: how often the text of an answer with tools goes on to parsers that read all of it anew. Pure."""
+"""TextPace: how often the text of an answer with calls goes on to a parser that reads all of it anew. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ _FREE_CHARACTERS: Final = 4096
 #: the text, whatever its length; or it has waited so long.
 _PART: Final = 32
 _LONGEST_WAIT_S: Final = 1.0
+#: vLLM's parsers that find each of several calls in one piece. Others, such as llama3_json and deepseek_v3, tell of one
+#: call a piece and lose the rest: to them, pieces go on as they come.
+_READ_SEVERAL: Final = frozenset({"hermes"})
+
+
+def may_pace(parser: str | None) -> bool:
+    """Whether a parser of calls, by its name in vLLM, may get an answer in larger pieces than it came in."""
+    return parser in _READ_SEVERAL
 
 
 class TextPace:

@@ -25,6 +25,7 @@ from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.fan_out import merge_in
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
+from hub.api.vllm.pacing import may_pace
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, score_beside_the_loop, set_defaults
@@ -75,6 +76,7 @@ class VllmFrontend:
         """The web application over one AsyncOmni."""
         kind = PoolingClient if pools(self._stage) else OmniEngineClient
         client = kind(omni, self._stage.stage_id, self._config, self._renderer)
+        client.paces_calls = may_pace(self._arguments.tool_call_parser)
         tasks = await client.get_supported_tasks()
         stop_at_first_errors()
         with kept_log_levels():

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Final
 
@@ -201,10 +201,12 @@ _tokenizes: Final = BaseRenderer._tokenize_prompt  # noqa: SLF001 - the step tha
 
 def _tokenize_prompt(self: Any, prompt: Any, params: Any) -> Any:
     """In place of vLLM's, which tokenizes a whole text where the request says on which side to cut it."""
-    text, most = prompt["prompt"], params.truncate_prompt_tokens
-    if _texts.get() is None or most is None or params.truncation_side is None:
+    text, most = prompt["prompt"], None
+    if _texts.get() is not None and None not in (params.truncate_prompt_tokens, params.truncation_side):
+        # To how many tokens -1 cuts has a name of its own in each version of vLLM; without a side all say it here.
+        most = replace(params, truncation_side=None).get_encode_kwargs()["max_length"]
+    if most is None:
         return _tokenizes(self, prompt, params)
-    most = params.max_truncation_tokens if most < 0 else most
     tokenizer = self.get_tokenizer()
     with _within():
         part = beginning(tokenizer, text, most, "left" if params.truncation_side == "left" else "right")

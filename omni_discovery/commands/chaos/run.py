@@ -27,6 +27,7 @@ from omni_discovery.view.table import ReplicaTable
 _POLL_S: Final = 0.2
 #: No key is ever at this revision: a delete on that condition changes nothing, and etcd asks who may do it.
 _NEVER: Final = 1
+_SIGNALS: Final = {Act.KILL: signal.SIGKILL, Act.STOP: signal.SIGSTOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Chaos:
 
     async def run(self, seed: int | None) -> int:
         """Do it until the time is over or a signal comes; return the exit code. Raise ConfigError, RegistryError."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        # SIGHUP: the end of a terminal would leave a replica stopped for ever.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         seed = random.SystemRandom().randrange(1 << 31) if seed is None else seed
         dice = random.Random(seed)
@@ -97,13 +99,12 @@ class Chaos:
         target = Target(self._namespace, info.stage_id, info.replica_id)
         # Who may not write there is no operator, and signals nobody either.
         await self._kv.delete(target.control_key, _NEVER)
-        if step.act.is_a_signal and not is_here(info):
+        if step.act.is_a_signal and not (is_here(info) and _signal(info, _SIGNALS[step.act])):
             self._note(f"has ended before it came to {step.act}: {_who(info)}")
             return
         self._done += 1
         match step.act:
             case Act.KILL:
-                os.kill(info.pid, signal.SIGKILL)
                 self._dead.add((info.stage_id, info.replica_id, info.epoch))
                 self._note(f"killed {_who(info)}")
             case Act.STOP:
@@ -112,20 +113,18 @@ class Chaos:
                 await self._hold_cordoned(target, info)
 
     async def _hold_stopped(self, info: ReplicaInfo) -> None:
-        os.kill(info.pid, signal.SIGSTOP)
         try:
             self._note(f"stopped {_who(info)}")
             await self._wait(self._times.hold_s)
         finally:
-            with suppress(ProcessLookupError):
-                os.kill(info.pid, signal.SIGCONT)
+            _signal(info, signal.SIGCONT)
         self._note(f"let go on {_who(info)}")
 
     async def _hold_cordoned(self, target: Target, info: ReplicaInfo) -> None:
-        await steer(self._kv, target, info, {"cordon": True}, ANSWER_S)
-        self._note(f"cordoned {_who(info)}")
-        await self._wait(self._times.hold_s)
         try:
+            await steer(self._kv, target, info, {"cordon": True}, ANSWER_S)
+            self._note(f"cordoned {_who(info)}")
+            await self._wait(self._times.hold_s)
             await undo(self._kv, target, info, {"cordon": None}, ANSWER_S)
         except (OperationFailedError, RegistryError) as error:
             self._cordoned.append(info.name)
@@ -175,6 +174,15 @@ def is_here(info: ReplicaInfo) -> bool:
     except OSError:
         return False
     return b"stage_runtime" in words
+
+
+def _signal(info: ReplicaInfo, number: signal.Signals) -> bool:
+    """Whether there was still a process to send it to."""
+    try:
+        os.kill(info.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _who(info: ReplicaInfo) -> str:

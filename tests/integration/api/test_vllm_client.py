@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import io
 import json
 import logging
@@ -764,23 +763,17 @@ async def test_a_long_answer_with_calls_is_read_by_the_parser_a_few_times_only(
 
 
 @pytest.mark.attack("Q64")
-@pytest.mark.parametrize("has_tools", [True, False])
-def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(has_tools: bool) -> None:
-    """Tokens and their log probabilities, too; without tools each piece goes on as it comes."""
+@pytest.mark.parametrize("is_paced", [True, False])
+def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(is_paced: bool) -> None:
+    """Tokens and their log probabilities, too; without a pace each piece goes on as it comes."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from hub.api.vllm.body import Body
     from hub.api.vllm.client import _Answer
     from hub.request.outputs import OmniOutput
 
-    def made() -> Any:
-        body = Body({"type": "websocket"}, None)  # type: ignore[arg-type]
-        body.has_tools = has_tools
-        body.enter()
-        return _Answer("r", "a", [1], SamplingParams(logprobs=0, output_kind=RequestOutputKind.DELTA))
-
-    answer = contextvars.copy_context().run(made)
+    asked = SamplingParams(logprobs=0, output_kind=RequestOutputKind.DELTA)
+    answer = _Answer("r", "a", [1], asked, is_paced=is_paced)
     shown = []
     for number in range(20_000):
         place = wire.TokenLogprob(number, -1.0, 1, "abc")
@@ -791,4 +784,4 @@ def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(
     assert "".join(each.text for each in shown) == "abc" * 20_000
     assert [token for each in shown for token in each.token_ids] == list(range(20_000))
     assert [next(iter(place)) for each in shown for place in each.logprobs] == list(range(20_000))
-    assert (shown[-1].finish_reason, len(shown) < 1600) == ("stop", has_tools)
+    assert (shown[-1].finish_reason, len(shown) < 1600) == ("stop", is_paced)

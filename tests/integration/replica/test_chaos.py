@@ -87,7 +87,8 @@ def test_a_replica_that_does_not_come_back_is_told_by_the_exit_code(deployment: 
     assert "not all came back" in said
 
 
-def test_a_signal_ends_it_and_what_is_stopped_goes_on(deployment: Deployment) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_and_what_is_stopped_goes_on(deployment: Deployment, number: signal.Signals) -> None:
     where = ["--etcd-endpoints", deployment.endpoint, "--namespace", deployment.namespace]
     words = ["--yes", "--action", "stop", "--hold", "600", *where]
     with subprocess.Popen([sys.executable, "-c", _COMMAND, *words], stdout=subprocess.PIPE, text=True) as running:
@@ -95,7 +96,7 @@ def test_a_signal_ends_it_and_what_is_stopped_goes_on(deployment: Deployment) ->
         stopped = next(line for line in running.stdout if "stopped replica=" in line)
         pid = int(stopped.split("process ")[1].split()[0])
         is_stopped = eventually(lambda: state_of(pid) == "T")
-        running.terminate()
+        running.send_signal(number)
         said = running.stdout.read()
         assert running.wait(60) == 0, said
     assert is_stopped

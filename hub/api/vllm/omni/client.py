@@ -13,6 +13,7 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from hub.api.errors import NotServedError
 from hub.api.exchange import current_exchange
+from hub.api.vllm.body import asks_tools
 from hub.api.vllm.errors import OmniHttpError
 from hub.api.vllm.fan_out import announce, in_flight
 from hub.api.vllm.omni.errors import current_outcome, not_served, noted
@@ -53,6 +54,8 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
         #: The server's figures of requests; the hub has its own.
         self.mod_metrics = None
         self.request_states: dict[str, Any] = {}
+        #: Whether calls are read by a parser that may get them in larger pieces than they came in.
+        self.paces_calls = False
         self._numbers = itertools.count()
         #: The hub's ids of the requests in flight, by the server's.
         self._running: dict[str, list[str]] = {}
@@ -131,7 +134,11 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
             inputs, of_pictures = inputs_of(prompt, decode, current_outcome().chat)
             params = self._params(asked, of_pictures)
         current_outcome().has_asked = True
-        made = {each: FinalStage(request_id, kind, _tokens(inputs)) for each, kind in self._kinds(asked).items()}
+        paced = self.paces_calls and asks_tools()
+        made = {
+            each: FinalStage(request_id, kind, _tokens(inputs), is_paced=paced)
+            for each, kind in self._kinds(asked).items()
+        }
         more = {"priority": priority, "trace_headers": trace_headers, "modalities": _wanted(output_modalities)}
         return self._outputs(request_id, inputs, {"params": params, **more}, made)
 

@@ -16,7 +16,6 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.serial_utils import binary2tensor
 from vllm_omni.outputs import OmniRequestOutput
 
-from hub.api.vllm.body import asks_tools
 from hub.api.vllm.fan_out import answer_size
 from hub.api.vllm.pacing import TextPace
 from hub.request.outputs import OmniOutput
@@ -36,7 +35,9 @@ _KEPT_NOTES: Final = ("transparency", "icc_profile")
 class FinalStage:
     """The outputs of one final stage of one request, in the pieces that the server asked for."""
 
-    def __init__(self, request_id: str, kind: RequestOutputKind, prompt_token_ids: list[int]) -> None:
+    def __init__(
+        self, request_id: str, kind: RequestOutputKind, prompt_token_ids: list[int], *, is_paced: bool = False
+    ) -> None:
         self._request_id = request_id
         self._kind = kind
         self._prompt_token_ids = prompt_token_ids
@@ -48,7 +49,7 @@ class FinalStage:
         self._rate_hz = 0
         self._pictures: list[Image.Image] = []
         #: Where calls are read out of the pieces of a text.
-        self._pace = TextPace() if self._is_delta and asks_tools() else None
+        self._pace = TextPace() if self._is_delta and is_paced else None
         #: Whether what was kept last waits to go on with the next output.
         self._waits = False
 

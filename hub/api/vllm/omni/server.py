@@ -23,6 +23,7 @@ from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.errors import blame_wrong_values
 from hub.api.vllm.omni.pipeline import read_pipeline
+from hub.api.vllm.pacing import may_pace
 from hub.api.vllm.served_routes import close_unknown_routes
 from hub.api.vllm.texts import serve_by_turns
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
@@ -68,6 +69,7 @@ class OmniFrontend:
     async def build(self, omni: AsyncOmni) -> ASGIApp:
         """The web application over one AsyncOmni."""
         client = PipelineClient(omni, self._pipeline)
+        client.paces_calls = may_pace(self._arguments.tool_call_parser)
         tasks: Any = self._pipeline.tasks
         stop_at_first_errors()
         with kept_log_levels():

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hub.api.vllm.pacing import TextPace
+from hub.api.vllm.pacing import TextPace, may_pace
 
 
 def readings(length: int, piece: int, piece_s: float) -> list[int]:
@@ -37,3 +37,9 @@ def test_no_text_waits_for_longer_than_a_second() -> None:
     gone = [number * 0.05 for number in range(1, 401) if pace.is_due(4, number * 0.05)]
     assert gone[0] == pytest.approx(1.0)
     assert max(later - earlier for earlier, later in pairwise(gone)) <= 1.06
+
+
+@pytest.mark.parametrize("parser", ["llama3_json", "deepseek_v3", "jamba", "a-plugin", "", None])
+def test_a_parser_that_may_tell_of_one_call_a_piece_gets_pieces_as_they_come(parser: str | None) -> None:
+    assert not may_pace(parser)
+    assert may_pace("hermes")
