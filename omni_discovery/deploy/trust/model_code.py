@@ -161,9 +161,9 @@ def _entering(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refusal(model: Any) -> ModelCodeError:
     return ModelCodeError(
-        f"{_short(model)} asks for code that came with it, which may not run here. If you trust it: --allow remote-code on "
-        "each host that takes the pipeline from etcd; and with the engines vllm and vllm-omni, trust_remote_code: true in "
-        "the stage's engine_args. The engine diffusion runs no such code"
+        f"{_short(model)} asks for code that came with it, which may not run here. If you trust it: --allow remote-code"
+        " on each host that takes the pipeline from etcd; and with the engines vllm and vllm-omni,"
+        " trust_remote_code: true in the stage's engine_args. The engine diffusion runs no such code"
     )
 
 
