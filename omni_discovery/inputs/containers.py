@@ -95,8 +95,8 @@ def check_objects(parts: Iterable[bytes]) -> None:
 
 def _has_more(body: bytes, signs: bytes, most: int) -> bool:
     """Whether a body has more of these signs than that, outside of strings."""
-    # The texts of most bodies hold few of them, and pictures none.
-    return sum(body.count(sign) for sign in signs) > most and _number_of(signs, body) > most
+    # Most bodies are too short for it; the texts of most others hold few of them, and pictures none.
+    return len(body) > most and sum(body.count(sign) for sign in signs) > most and _number_of(signs, body) > most
 
 
 def _number_of(signs: bytes, body: bytes) -> int:

@@ -17,12 +17,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from hub.api.exchange import current_exchange
-from hub.api.vllm.body import asks_tools
+from hub.api.vllm.bounds.body import asks_tools
+from hub.api.vllm.bounds.fan_out import announce, answer_size, in_flight, merged
+from hub.api.vllm.bounds.pacing import TextPace
 from hub.api.vllm.control import StageAdapters, StageControl
 from hub.api.vllm.errors import OmniHttpError, as_vllm_error
-from hub.api.vllm.fan_out import announce, answer_size, in_flight, merged
 from hub.api.vllm.forms import without_form
-from hub.api.vllm.pacing import TextPace
 from hub.api.vllm.params import Logprobs, PromptLogprobs, answers_with_prompt, check_prompt_logprobs, params_of_choices
 from hub.api.vllm.pictures import split
 from hub.api.vllm.serving import ServingHub

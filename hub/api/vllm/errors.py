@@ -13,8 +13,9 @@ from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 
 from hub.api.errors import describe, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out, forms, texts
-from hub.api.vllm.body import Body
+from hub.api.vllm import forms
+from hub.api.vllm.bounds import fan_out, texts
+from hub.api.vllm.bounds.body import Body
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class AnsweredErrors(logging.Filter):
 class HubHeaders:
     """ASGI middleware that adds the headers of the hub's own API: a stale view, Retry-After.
 
-    A body that would cost too much is refused (hub/api/vllm/body.py), and so are texts that no context of
-    ``most_tokens`` holds (hub/api/vllm/texts.py); vLLM's server would read any.
+    A body that would cost too much is refused (hub/api/vllm/bounds/body.py), and so are texts that no context of
+    ``most_tokens`` holds (hub/api/vllm/bounds/texts.py); vLLM's server would read any.
     """
 
     def __init__(self, app: ASGIApp, omni: AsyncOmni, most_tokens: int) -> None:

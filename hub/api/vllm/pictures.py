@@ -20,7 +20,7 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
-from hub.api.vllm.texts import bound_tokenizers
+from hub.api.vllm.bounds.texts import bound_tokenizers
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
 

@@ -20,9 +20,9 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
+from hub.api.vllm.bounds.fan_out import announce, one_at_a_time
+from hub.api.vllm.bounds.texts import beginning, counted_once
 from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
-from hub.api.vllm.fan_out import announce, one_at_a_time
-from hub.api.vllm.texts import beginning, counted_once
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:

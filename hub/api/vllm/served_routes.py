@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Routes of text, of both servers. What they tokenize is bounded by hub/api/vllm/texts.py.
+#: Routes of text, of both servers. What they tokenize is bounded by hub/api/vllm/bounds/texts.py.
 _OF_TEXT: Final = (
     *("/tokenize", "/detokenize", "/tokenizer_info", "/v1/models", "/invocations", "/v1/systemone"),
     *("/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions"),

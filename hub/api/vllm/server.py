@@ -20,12 +20,12 @@ from vllm.entrypoints.pooling.base import serving as pooling_serving
 from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
+from hub.api.vllm.bounds.fan_out import merge_in
+from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
-from hub.api.vllm.fan_out import merge_in
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
-from hub.api.vllm.pacing import may_pace
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
 from hub.api.vllm.pooling import PoolingClient, refusing_routes, score_beside_the_loop, set_defaults

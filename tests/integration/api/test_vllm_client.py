@@ -243,7 +243,7 @@ async def test_no_request_takes_a_hub_for_itself(
 ) -> None:
     """With one answer less it is taken, and each is a request to a replica. A beam search is many, but few at once."""
     monkeypatch.setattr("hub.api.vllm.params.MAX_ANSWERS", 8)
-    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_IN_ALL", 16)
+    monkeypatch.setattr("hub.api.vllm.bounds.fan_out.MAX_IN_ALL", 16)
     monkeypatch.setattr("hub.api.vllm.params.MAX_PROMPT_LOGPROBS", 8 * 60 * 21 - 1)
     async with serving(frontend, speak) as (client, replica):
         answer = await client.post("/v1/completions", json={**ASK, **asked})
@@ -260,7 +260,7 @@ async def test_no_request_takes_a_hub_for_itself(
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_body_without_end_is_not_read(frontend: Any, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
-    monkeypatch.setattr("hub.api.vllm.body.MAX_BYTES", 1000)
+    monkeypatch.setattr("hub.api.vllm.bounds.body.MAX_BYTES", 1000)
     given = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -704,7 +704,7 @@ async def test_a_whole_answer_without_end_is_ended(frontend: Any) -> None:
 @pytest.mark.parametrize(("is_websocket", "is_streamed", "is_shared"), [(0, 0, 1), (0, 1, 0), (1, 0, 0)])
 async def test_all_answers_to_one_request_count_together(is_websocket: int, is_streamed: int, is_shared: int) -> None:
     """Not those of a stream, which are passed on, and not the messages of a WebSocket, which come one by one."""
-    from hub.api.vllm import fan_out
+    from hub.api.vllm.bounds import fan_out
 
     fan_out.start_http_request(is_websocket=bool(is_websocket))
     first, second = (fan_out.answer_size(is_streamed=bool(is_streamed)) for _ in range(2))

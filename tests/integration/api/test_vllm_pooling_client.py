@@ -203,7 +203,7 @@ async def test_a_request_with_many_texts_is_served_some_at_a_time(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub would turn away what comes beyond its bounds, and the whole request with it. Others are not held up."""
-    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_AT_ONCE", 3)
+    monkeypatch.setattr("hub.api.vllm.bounds.fan_out.MAX_AT_ONCE", 3)
     async with serving(frontend, accept_only) as (client, (replica,), _):
         asked = asyncio.create_task(client.post("/v1/embeddings", json={**ASK, "input": [[5, n] for n in range(9)]}))
         for number, due in enumerate((3, 4, 5, 6, 7, 8, 9, 9)):
@@ -222,7 +222,7 @@ async def test_a_request_with_too_many_texts_is_refused_before_one_is_asked(
     frontend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each request to the hub has its own count."""
-    monkeypatch.setattr("hub.api.vllm.fan_out.MAX_IN_ALL", 3)
+    monkeypatch.setattr("hub.api.vllm.bounds.fan_out.MAX_IN_ALL", 3)
     async with serving(frontend, pool) as (client, (replica,), _):
         refused = await client.post("/v1/embeddings", json={**ASK, "input": [[5]] * 4})
         assert (refused.status_code, "may come to 3 texts" in refused.text) == (400, True), refused.text

@@ -15,8 +15,8 @@ from starlette.datastructures import MutableHeaders
 
 from hub.api.errors import NotServedError, error_response
 from hub.api.generation.running import stale_header
-from hub.api.vllm import fan_out, texts
-from hub.api.vllm.body import Body, check_body, checked_aside
+from hub.api.vllm.bounds import fan_out, texts
+from hub.api.vllm.bounds.body import Body, check_body, checked_aside
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.media import CHATS, split_files
 from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request

@@ -13,9 +13,9 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from hub.api.errors import NotServedError
 from hub.api.exchange import current_exchange
-from hub.api.vllm.body import asks_tools
+from hub.api.vllm.bounds.body import asks_tools
+from hub.api.vllm.bounds.fan_out import announce, in_flight
 from hub.api.vllm.errors import OmniHttpError
-from hub.api.vllm.fan_out import announce, in_flight
 from hub.api.vllm.omni.errors import current_outcome, not_served, noted
 from hub.api.vllm.omni.outputs import FinalStage
 from hub.api.vllm.omni.params import changed_params

@@ -16,8 +16,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.utils.serial_utils import binary2tensor
 from vllm_omni.outputs import OmniRequestOutput
 
-from hub.api.vllm.fan_out import answer_size
-from hub.api.vllm.pacing import TextPace
+from hub.api.vllm.bounds.fan_out import answer_size
+from hub.api.vllm.bounds.pacing import TextPace
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import EngineFailedError
 

@@ -20,8 +20,8 @@ from vllm_omni.entrypoints.openai.tts_adapters import all_tts_stage_keys
 from vllm_omni.inputs.data import OmniDiffusionSamplingParams
 
 from hub.api.chat.messages import NO_LINKS
+from hub.api.vllm.bounds.texts import bound_tokenizers
 from hub.api.vllm.omni.errors import noted
-from hub.api.vllm.texts import bound_tokenizers
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.media_links import MediaLinks, links_of
 from omni_discovery.text import essence

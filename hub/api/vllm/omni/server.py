@@ -16,6 +16,8 @@ from vllm_omni.config.endpoint_policy import shutdown_unsupported_routes
 from vllm_omni.entrypoints.openai import api_server as peer
 from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
+from hub.api.vllm.bounds.pacing import may_pace
+from hub.api.vllm.bounds.texts import serve_by_turns
 from hub.api.vllm.errors import AnsweredErrors
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
@@ -23,9 +25,7 @@ from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.errors import blame_wrong_values
 from hub.api.vllm.omni.pipeline import read_pipeline
-from hub.api.vllm.pacing import may_pace
 from hub.api.vllm.served_routes import close_unknown_routes
-from hub.api.vllm.texts import serve_by_turns
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels

@@ -16,7 +16,7 @@ from hub.api.images.schema import parse_edit, parse_image
 from hub.api.prompts.completions import parse_completion
 from hub.api.stream import parse_frame
 from hub.api.videos.schema import parse_video
-from hub.api.vllm.body import check_body
+from hub.api.vllm.bounds.body import check_body
 from omni_discovery.errors import InvalidRequestError
 
 

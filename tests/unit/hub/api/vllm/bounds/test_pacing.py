@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from hub.api.vllm.pacing import TextPace, may_pace
+from hub.api.vllm.bounds.pacing import TextPace, may_pace
 
 
 def readings(length: int, piece: int, piece_s: float) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hub.api.vllm.body import MAX_CONVERSATIONS, MAX_NAMES, check_body, checked_aside
+from hub.api.vllm.bounds.body import MAX_CONVERSATIONS, MAX_NAMES, check_body, checked_aside
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
 from omni_discovery.inputs.containers import MAX_OBJECTS

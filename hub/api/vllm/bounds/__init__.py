@@ -1,0 +1,1 @@
+"""What one request to vLLM's server may cost a hub."""
