@@ -23,6 +23,7 @@ def test_a_pipeline_without_encryption_serves_warns_and_is_noted_by_doctor(tmp_p
     try:
         hub.wait_ready()
         assert hub.ask("hello")[0] == 200
+        wait_for("two replicas of each stage", lambda: len(hub.replicas()) == 4)
         records = hub.replicas()
         assert {record["curve_public_key"] for record in records} == {""}
         assert [record["labels"] for record in records] == [{"zone": "a"}] * 4
