@@ -40,6 +40,7 @@ from hub.api.generation.resumption import (
 )
 from hub.api.generation.timings import server_timing
 from hub.api.held_headers import headers_latest_s
+from hub.api.long_bodies import long_body
 from hub.api.protocols import cut_answer, piece_writer_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
@@ -119,6 +120,7 @@ class Came(msgspec.Struct, frozen=True):
     #: When its last byte had come, on ``time.perf_counter``: a slow sender doesn't count as time in the hub.
     received_s: float
     repeat: Repeat = msgspec.field(default_factory=Repeat)
+    size_bytes: int = 0
 
 
 class Route:
@@ -152,13 +154,14 @@ class Route:
                 check_content_type(request, content_type)
                 body = await read_body(request)
                 received_s = time.perf_counter()
+                await long_body(request.scope, len(body))
                 fields = parse(body)
                 check_model(fields.model, self.model)
                 self.omni.client_bounds.check_asked(fields.timeout, fields.priority)
                 # A form is never the same twice: its boundary is drawn anew each time.
                 can_repeat = can_repeat and content_type == _JSON
                 repeat = self._repeat(request, exchange, body) if can_repeat else _no_repeat(request)
-            return await respond(fields, Came(request, exchange, received_s, repeat))
+            return await respond(fields, Came(request, exchange, received_s, repeat, len(body)))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
@@ -283,7 +286,7 @@ class Generation:
         self._awaiting: asyncio.Future[tuple[int, OmniOutput] | None] | None = None
         self._first: tuple[int, OmniOutput] | None = None
         self._headers_latest_s = headers_latest_s(came.request.scope)
-        self._request = came.request
+        self._request, self._size_bytes = came.request, came.size_bytes
         #: Whether the client has closed its connection.
         self.has_left = False
         #: Is offered each output of a single request that is waited for here, see ``OutputQueue``; None: nobody.
@@ -380,9 +383,10 @@ class Generation:
         pumps: list[asyncio.Task[None]] = []
         try:
             for number, each in enumerate(self._outputs):
-                pumps.append(asyncio.create_task(_pump(number, each, queue)))
+                begun = asyncio.Event()
+                pumps.append(asyncio.create_task(self._pump(number, each, queue, begun)))
                 # A long prompt takes its time to check and to send: others get a turn between two of them.
-                await asyncio.sleep(0)
+                await begun.wait()
             left = len(pumps)
             # A client that left before the requests were known has aborted none of them.
             while left and not self.has_left:
@@ -397,6 +401,27 @@ class Generation:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self,
+        number: int,
+        outputs: AsyncGenerator[OmniOutput, None],
+        queue: asyncio.Queue[_Queued],
+        begun: asyncio.Event,
+    ) -> None:
+        end: Exception | None = None
+        try:
+            if number:
+                # The first is part of the body's own turn.
+                await long_body(self._request.scope, self._size_bytes)
+            begun.set()
+            async with aclosing(outputs):
+                async for output in outputs:
+                    await queue.put((number, output))
+        except Exception as error:  # noqa: BLE001 - whoever reads raises it
+            end = error
+        begun.set()
+        await queue.put((number, end))
 
     async def _watch_client(self) -> None:
         """Abort when the client closes its connection: no stage may work for an answer that is not read."""
@@ -413,21 +438,6 @@ class Generation:
         except RequestError as error:
             # Nobody waits for the answer any more, and a silent replica has lines of its own.
             logger.debug("request.abort_unconfirmed request=%s: %s", self.exchange.request_id, error)
-
-
-async def _pump(
-    number: int,
-    outputs: AsyncGenerator[OmniOutput, None],
-    queue: asyncio.Queue[_Queued],
-) -> None:
-    end: Exception | None = None
-    try:
-        async with aclosing(outputs):
-            async for output in outputs:
-                await queue.put((number, output))
-    except Exception as error:  # noqa: BLE001 - whoever reads raises it
-        end = error
-    await queue.put((number, end))
 
 
 async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
