@@ -95,8 +95,8 @@ class Repeat:
         """The seed of the request with this number; None: each hub makes its own."""
         return None if self._place is None else (seed_of_nonce(self._place.nonce) + number) % (1 << SEED_BITS)
 
-    def progress(self, *, can_resume: bool) -> Progress | None:
-        """What is to be told of a streamed answer; None where its client asks for nothing of it.
+    def progress(self, *, can_resume: bool, most_choices: int = 1) -> Progress | None:
+        """What is to be told of a streamed answer of so many choices; None where its client asks for nothing of it.
 
         Raise InvalidRequestError if the client wants it resumed and it can't be.
         """
@@ -105,7 +105,7 @@ class Repeat:
                 f"{resumption.HEADER}: only a chat or a completion with 'stream': true, and without log probabilities "
                 "or opus, is resumed: leave the header out"
             )
-        return Progress(self._place) if self._place is not None and can_resume else None
+        return Progress(self._place, most_choices) if self._place is not None and can_resume else None
 
 
 def _nothing() -> None:
@@ -200,7 +200,8 @@ class Route:
         ``can_resume``: whether the answer is one that can be resumed; raise if its client wants another resumed.
         """
         with self.omni.rejections.counted():
-            progress = came.repeat.progress(can_resume=can_resume)
+            most_choices = len(asks) * len(self.deploy.stages)
+            progress = came.repeat.progress(can_resume=can_resume, most_choices=most_choices)
             came.exchange.charge(sum(1 + len(ask.companions) for ask in asks) - 1)
         return Generation(self.omni, came, fields, asks, progress)
 
