@@ -16,6 +16,7 @@ from hub.api.door.handshakes import TlsListener, accept_waiting
 from hub.api.exchange import Exchanges
 from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.held_headers import HeldHeaders
+from hub.api.long_bodies import LongBodies
 from hub.api.protocols import BoundedServer
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class HttpServer:
         http = http or HttpConfig()
         self._bounded = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
         config = uvicorn.Config(
-            Exchanges(HeldHeaders(guarded(app, http.policy), http.headers_wait_s), logs=http.access_log),
+            Exchanges(LongBodies(HeldHeaders(guarded(app, http.policy), http.headers_wait_s)), logs=http.access_log),
             **self._bounded.protocols,
             log_config=None,
             log_level="warning",

@@ -29,8 +29,10 @@ NO_NONCE: Final = b""
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 #: Of the bytes of a part. It tells a client's own mistakes and another answer apart, and guards nothing.
 _PART_DIGEST_BYTES: Final = 8
-#: Parts of an answer at most: 64 answers with a few each.
+#: Parts that a place may name at most: 64 answers with a few each.
 _MOST_PARTS: Final = 256
+#: Parts of one choice at most. The routes have five kinds: text, sound and its expiry, a picture, the end.
+_PARTS_OF_CHOICE: Final = 5
 _PART: Final = re.compile(r"([0-9]{1,3}[a-z])([0-9]{1,13})-([A-Za-z0-9_-]{11})")
 #: Seeds are below two to the power of this, as those that clients may give.
 SEED_BITS: Final = 62
@@ -108,9 +110,15 @@ def parse_place(text: str, asker: Asker) -> Place:
 
 
 class Progress:
-    """What the client of a streamed answer has had of it; and of what is made again, what it has not had."""
+    """What the client of a streamed answer has had of it; and of what is made again, what it has not had.
 
-    def __init__(self, place: Place) -> None:
+    ``most_choices`` of the answer. Raise InvalidRequestError for a place with more parts than those can have: every
+    event names all of them.
+    """
+
+    def __init__(self, place: Place, most_choices: int = _MOST_PARTS) -> None:
+        if len(place.had) > most_choices * _PARTS_OF_CHOICE:
+            raise InvalidRequestError(f"{HEADER}: the place has more parts than the answer to this request has")
         self._place = place
         self._parts = {name: _AnswerPart(had) for name, had in place.had.items()}
 
@@ -127,7 +135,7 @@ class Progress:
     @property
     def shown(self) -> str:
         """The place that the client has reached with what was passed so far, for it to send back."""
-        parts = ",".join(f"{name}{part.size_bytes}-{part.digest}" for name, part in self._parts.items())
+        parts = ",".join(f"{name}{part.shown}" for name, part in self._parts.items())
         return f"{self._place.token}.{parts}" if parts else self._place.token
 
     def was_begun(self, choice: int) -> bool:
@@ -170,6 +178,14 @@ class _AnswerPart:
         self._had = had
         self._digest = blake2b(digest_size=_PART_DIGEST_BYTES)
         self._passed_bytes = 0
+        #: ``shown``, until more is passed on: each event names all parts, most of which are as they were.
+        self._shown = ""
+
+    @property
+    def shown(self) -> str:
+        """How much the client has, and the digest of that."""
+        self._shown = self._shown or f"{self.size_bytes}-{self.digest}"
+        return self._shown
 
     @property
     def size_bytes(self) -> int:
@@ -188,6 +204,7 @@ class _AnswerPart:
 
     def pass_on(self, data: bytes) -> bytes:
         """See Progress."""
+        self._shown = ""
         missing_bytes = self.missing_bytes
         known, fresh = data[:missing_bytes], data[missing_bytes:]
         self._digest.update(known)

@@ -40,6 +40,7 @@ from hub.api.generation.resumption import (
 )
 from hub.api.generation.timings import server_timing
 from hub.api.held_headers import headers_latest_s
+from hub.api.long_bodies import long_body
 from hub.api.protocols import cut_answer, piece_writer_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
@@ -94,8 +95,8 @@ class Repeat:
         """The seed of the request with this number; None: each hub makes its own."""
         return None if self._place is None else (seed_of_nonce(self._place.nonce) + number) % (1 << SEED_BITS)
 
-    def progress(self, *, can_resume: bool) -> Progress | None:
-        """What is to be told of a streamed answer; None where its client asks for nothing of it.
+    def progress(self, *, can_resume: bool, most_choices: int = 1) -> Progress | None:
+        """What is to be told of a streamed answer of so many choices; None where its client asks for nothing of it.
 
         Raise InvalidRequestError if the client wants it resumed and it can't be.
         """
@@ -104,7 +105,7 @@ class Repeat:
                 f"{resumption.HEADER}: only a chat or a completion with 'stream': true, and without log probabilities "
                 "or opus, is resumed: leave the header out"
             )
-        return Progress(self._place) if self._place is not None and can_resume else None
+        return Progress(self._place, most_choices) if self._place is not None and can_resume else None
 
 
 def _nothing() -> None:
@@ -119,6 +120,7 @@ class Came(msgspec.Struct, frozen=True):
     #: When its last byte had come, on ``time.perf_counter``: a slow sender doesn't count as time in the hub.
     received_s: float
     repeat: Repeat = msgspec.field(default_factory=Repeat)
+    size_bytes: int = 0
 
 
 class Route:
@@ -152,13 +154,14 @@ class Route:
                 check_content_type(request, content_type)
                 body = await read_body(request)
                 received_s = time.perf_counter()
+                await long_body(request.scope, len(body))
                 fields = parse(body)
                 check_model(fields.model, self.model)
                 self.omni.client_bounds.check_asked(fields.timeout, fields.priority)
                 # A form is never the same twice: its boundary is drawn anew each time.
                 can_repeat = can_repeat and content_type == _JSON
                 repeat = self._repeat(request, exchange, body) if can_repeat else _no_repeat(request)
-            return await respond(fields, Came(request, exchange, received_s, repeat))
+            return await respond(fields, Came(request, exchange, received_s, repeat, len(body)))
         except ClientDisconnect:
             return Response(status_code=_CLIENT_LEFT)
         except OmniError as error:
@@ -197,7 +200,8 @@ class Route:
         ``can_resume``: whether the answer is one that can be resumed; raise if its client wants another resumed.
         """
         with self.omni.rejections.counted():
-            progress = came.repeat.progress(can_resume=can_resume)
+            most_choices = len(asks) * len(self.deploy.stages)
+            progress = came.repeat.progress(can_resume=can_resume, most_choices=most_choices)
             came.exchange.charge(sum(1 + len(ask.companions) for ask in asks) - 1)
         return Generation(self.omni, came, fields, asks, progress)
 
@@ -283,7 +287,7 @@ class Generation:
         self._awaiting: asyncio.Future[tuple[int, OmniOutput] | None] | None = None
         self._first: tuple[int, OmniOutput] | None = None
         self._headers_latest_s = headers_latest_s(came.request.scope)
-        self._request = came.request
+        self._request, self._size_bytes = came.request, came.size_bytes
         #: Whether the client has closed its connection.
         self.has_left = False
         #: Is offered each output of a single request that is waited for here, see ``OutputQueue``; None: nobody.
@@ -380,9 +384,10 @@ class Generation:
         pumps: list[asyncio.Task[None]] = []
         try:
             for number, each in enumerate(self._outputs):
-                pumps.append(asyncio.create_task(_pump(number, each, queue)))
+                begun = asyncio.Event()
+                pumps.append(asyncio.create_task(self._pump(number, each, queue, begun)))
                 # A long prompt takes its time to check and to send: others get a turn between two of them.
-                await asyncio.sleep(0)
+                await begun.wait()
             left = len(pumps)
             # A client that left before the requests were known has aborted none of them.
             while left and not self.has_left:
@@ -397,6 +402,27 @@ class Generation:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(
+        self,
+        number: int,
+        outputs: AsyncGenerator[OmniOutput, None],
+        queue: asyncio.Queue[_Queued],
+        begun: asyncio.Event,
+    ) -> None:
+        end: Exception | None = None
+        try:
+            if number:
+                # The first is part of the body's own turn.
+                await long_body(self._request.scope, self._size_bytes)
+            begun.set()
+            async with aclosing(outputs):
+                async for output in outputs:
+                    await queue.put((number, output))
+        except Exception as error:  # noqa: BLE001 - whoever reads raises it
+            end = error
+        begun.set()
+        await queue.put((number, end))
 
     async def _watch_client(self) -> None:
         """Abort when the client closes its connection: no stage may work for an answer that is not read."""
@@ -413,21 +439,6 @@ class Generation:
         except RequestError as error:
             # Nobody waits for the answer any more, and a silent replica has lines of its own.
             logger.debug("request.abort_unconfirmed request=%s: %s", self.exchange.request_id, error)
-
-
-async def _pump(
-    number: int,
-    outputs: AsyncGenerator[OmniOutput, None],
-    queue: asyncio.Queue[_Queued],
-) -> None:
-    end: Exception | None = None
-    try:
-        async with aclosing(outputs):
-            async for output in outputs:
-                await queue.put((number, output))
-    except Exception as error:  # noqa: BLE001 - whoever reads raises it
-        end = error
-    await queue.put((number, end))
 
 
 async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

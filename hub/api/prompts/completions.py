@@ -65,6 +65,7 @@ class CompletionRequest(TextFields, frozen=True, forbid_unknown_fields=True, kw_
         listed: list[Any] = [prompt] if is_one else list(prompt)
         if not listed or [] in listed or int in set(map(type, listed)):
             raise InvalidRequestError("'prompt' is a text, a list of token ids, or a list of either, and not empty")
+        _check_answers(len(listed))
         token_ids = sum(len(each) for each in listed if isinstance(each, list))
         if token_ids > MOST_TOKEN_IDS:
             raise InvalidRequestError(f"'prompt' has {token_ids} token ids; {MOST_TOKEN_IDS} are the most")
@@ -81,10 +82,13 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Read and check a request body. Raise InvalidRequestError that names the field."""
     request = decode_body(_decoder, body)
     check_neutral(request, NEUTRAL)
-    answers = len(request.prompts) * (request.n or 1)
+    _check_answers(len(request.prompts) * (request.n or 1))
+    return request
+
+
+def _check_answers(answers: int) -> None:
     if answers > MOST_ANSWERS:
         raise InvalidRequestError(f"{answers} answers were asked for, 'n' for each prompt; {MOST_ANSWERS} are the most")
-    return request
 
 
 class Completions:

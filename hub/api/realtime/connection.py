@@ -26,6 +26,7 @@ from hub.api.errors import NotServedError, UnauthorizedError, describe, error_re
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
+from hub.api.long_bodies import long_body
 from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import memory_of, read_samples
@@ -240,6 +241,7 @@ class _Connection:
         with ExitStack() as stack:
             try:
                 with self._omni.rejections.counted():
+                    await long_body(self._websocket.scope, len(text or ""))
                     event = parse_event(text)
                     if isinstance(event, BufferAppend | ItemCreate | SessionUpdate | ResponseCreate):
                         # Until it is held: other sessions' events are taken while this one waits.

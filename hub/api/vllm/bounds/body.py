@@ -14,7 +14,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from hub.api.errors import BodyTooLongError
-from omni_discovery.errors import InvalidRequestError, RequestError
+from hub.api.long_bodies import long_body
+from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
 from omni_discovery.inputs.containers import check_objects, check_text, check_values
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
@@ -141,7 +142,7 @@ class Body:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
-        self._receive = receive
+        self._scope, self._receive = scope, receive
         self._pieces: list[bytes] = []
         self._read_bytes = 0
         #: Why the request is refused, if it is.
@@ -174,7 +175,9 @@ class Body:
             self._pieces.clear()
             try:
                 await checked_aside(self.check, whole)
-            except InvalidRequestError as error:
+                # The server reads it next, on the loop.
+                await long_body(self._scope, len(whole))
+            except (InvalidRequestError, OverloadedError) as error:
                 self.refusal = error
 
     def check(self, whole: bytes) -> None:

@@ -165,3 +165,15 @@ def test_a_part_of_nothing_is_no_part() -> None:
     wrong = Progress(Place(NONCE, "token", {"0t": Had(0, "AAAAAAAAAAA")}))
     with pytest.raises(RetryConflictError):
         wrong.pass_on(0, "t", TEXT)
+
+
+def test_a_place_has_no_more_parts_than_the_answer() -> None:
+    """Every event names all parts: 255 of a client's making cost the hub 0.4 ms and 7 KB an event."""
+    names = [f"{choice}{kind}" for choice in range(100) for kind in "tspxe"]
+    for choices, parts in ((1, 5), (4, 20)):
+        place = ",".join(f"{name}5-AAAAAAAAAAA" for name in names[:parts])
+        begun = place_of_new(NONCE, ASKER)
+        assert Progress(parse_place(f"{begun.token}.{place}", ASKER), choices).is_resumed
+        longer = parse_place(f"{begun.token}.{place},{names[parts]}5-AAAAAAAAAAA", ASKER)
+        with pytest.raises(InvalidRequestError, match="more parts than the answer"):
+            Progress(longer, choices)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hub.api.exchange import Exchange
+from hub.api.generation import running
 from hub.api.generation.running import Ask, Came, Generation, Route
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import EngineFailedError
@@ -76,6 +77,26 @@ async def test_others_get_a_turn_of_the_loop_between_two_answers_of_one_request(
         counting.cancel()
     assert sorted(came) == list(range(16))
     assert len(set(omni.began_in)) == 16
+
+
+async def test_each_answer_to_a_long_body_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checks and sends all of the body again: the first is part of the turn in which the body was read."""
+    turns: list[int] = []
+
+    async def long_body(_scope: Any, size_bytes: int) -> None:
+        turns.append(size_bytes)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(running, "long_body", long_body)
+    omni: Any = _Omni()
+    request: Any = SimpleNamespace(receive=_never, headers={}, scope={})
+    fields: Any = SimpleNamespace(timeout=None, priority=0, async_chunk=None)
+    generation = Generation(omni, Came(request, Exchange(), 0.0, size_bytes=50_000), fields, [Ask({}, {})] * 4)
+    try:
+        assert sorted([number async for number, _ in generation]) == [0, 1, 2, 3]
+    finally:
+        await generation.close()
+    assert turns == [50_000] * 3
 
 
 @pytest.mark.attack("O8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 from hypothesis import given
@@ -72,3 +73,21 @@ def test_a_text_that_is_no_utf8_is_named() -> None:
     (broken,) = read_form(TYPE, form(part("prompt", b"\xff\xfe")))
     with pytest.raises(InvalidRequestError, match="'prompt' is no UTF-8"):
         _ = broken.text
+
+
+@pytest.mark.parametrize("sign", [";", ";a", ";a=b", ';"', ';a="\\"'])
+def test_a_header_full_of_options_is_refused_before_it_is_taken_apart(sign: str) -> None:
+    """The parser goes through the rest of the header for each: 127 such parts took it 0.8 s, and the loop with it."""
+    full = part("image", b"x", '; filename="a"' + sign * (3900 // len(sign)))
+    began_s = time.thread_time()
+    with pytest.raises(InvalidRequestError, match="the header of a part has too many options"):
+        read_form(TYPE, form(*[full] * (MAX_PARTS - 1)))
+    with pytest.raises(InvalidRequestError, match="no usable boundary"):
+        read_form(TYPE + sign * 3000, form(full))
+    assert time.thread_time() - began_s < 0.1
+
+
+def test_names_of_files_may_have_signs_of_options() -> None:
+    name = "a;" * 30
+    parts = read_form(TYPE, form(part("image", b"x", f'; filename="{name}"')))
+    assert shown(parts) == [("image", True, b"x")]

@@ -8,9 +8,11 @@ import threading
 from typing import Any
 
 import pytest
+from starlette.exceptions import HTTPException
 
+from hub.api.vllm.bounds import body
 from hub.api.vllm.bounds.body import MAX_CONVERSATIONS, MAX_NAMES, check_body, checked_aside
-from omni_discovery.errors import InvalidRequestError
+from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
 from omni_discovery.inputs.containers import MAX_OBJECTS
 
@@ -127,3 +129,36 @@ def test_a_length_penalty_by_which_no_beam_could_be_compared_is_refused() -> Non
     for penalty in (-1e308, 10.5, "nan", "-inf", "-1e308", 10**400):
         with pytest.raises(InvalidRequestError, match=r"^length_penalty: it has to be between -10 and 10"):
             check_body(json.dumps({"use_beam_search": True, "length_penalty": penalty}).encode())
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_a_body_waits_for_its_turn_before_the_server_reads_it(
+    monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """vLLM's server decodes it on the loop as soon as its last piece has come."""
+    whole = json.dumps({"messages": []}).encode()
+    pieces = [
+        {"type": "http.request", "body": whole[:5], "more_body": True},
+        {"type": "http.request", "body": whole[5:]},
+    ]
+    turns: list[int] = []
+
+    async def long_body(_scope: Any, size_bytes: int) -> None:
+        turns.append(size_bytes)
+        if is_full:
+            raise OverloadedError("too many", 1.0)
+
+    async def receive() -> dict[str, Any]:
+        return pieces.pop(0)
+
+    monkeypatch.setattr(body, "long_body", long_body)
+    read = body.Body({"type": "http", "headers": []}, receive)
+    await read.receive()
+    assert turns == []
+    if is_full:
+        with pytest.raises(HTTPException):
+            await read.receive()
+        assert isinstance(read.refusal, OverloadedError)
+    else:
+        assert (await read.receive())["body"] == whole[5:]
+    assert turns == [len(whole)]

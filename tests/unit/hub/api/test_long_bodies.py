@@ -1,0 +1,138 @@
+"""Long bodies take turns: what one client sends costs the others at most half of the hub's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+import pytest
+
+from hub.api.long_bodies import LongBodies, WaitingBodies, long_body
+from omni_discovery.errors import OverloadedError
+
+LONG = 100_000
+TOOK_S = 0.02
+
+
+async def _nothing(*_: Any) -> Any:
+    pass
+
+
+async def scopes_of(*clients: str) -> list[dict[str, Any]]:
+    """A scope for each client, all of one server."""
+    turns = LongBodies(_nothing)
+    scopes: list[dict[str, Any]] = [{"type": "http", "client": (client, 1)} for client in clients]
+    for scope in scopes:
+        await turns(scope, _nothing, _nothing)
+    return scopes
+
+
+def work() -> None:
+    """Take the loop for a while, as decoding a body does."""
+    until_s = time.thread_time() + TOOK_S
+    while time.thread_time() < until_s:
+        pass
+
+
+def test_each_client_has_one_body_in_turn_the_first_first() -> None:
+    bodies: WaitingBodies[str] = WaitingBodies()
+    for body in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        assert bodies.add_body(body[0], body, 10) == []
+    assert [bodies.next_body() for _ in range(7)] == ["a1", "b1", "c1", "a2", "b2", "a3", None]
+    assert bodies.size_bytes == 0
+
+
+def test_where_the_room_is_taken_whoever_has_the_most_loses_the_last_of_it() -> None:
+    bodies: WaitingBodies[str] = WaitingBodies(most_bytes=100)
+    bodies.add_body("a", "a1", 40)
+    bodies.add_body("a", "a2", 40)
+    assert bodies.add_body("b", "b1", 30) == ["a2"]
+    assert bodies.add_body("a", "a3", 90) == ["a3"]
+    assert bodies.size_bytes == 70
+    bodies.remove_body("a", "a1")
+    bodies.remove_body("a", "a1")
+    assert (bodies.size_bytes, bodies.next_body(), bodies.next_body()) == (30, "b1", None)
+
+
+async def test_between_two_long_bodies_the_loop_has_as_long_for_everything_else() -> None:
+    """1. the last bytes of ten bodies come at one moment; to read each takes 20 ms
+    2. they are read one after the other, and others have 20 ms between any two
+    """
+    spans: list[tuple[float, float]] = []
+
+    async def read(scope: dict[str, Any]) -> None:
+        await long_body(scope, LONG)
+        began_s = time.monotonic()
+        work()
+        spans.append((began_s, time.monotonic()))
+
+    scopes = await scopes_of(*["10.0.0.1"] * 10)
+    await asyncio.gather(*map(read, scopes))
+    pauses_s = [begins_s - ended_s for (_, ended_s), (begins_s, _) in itertools.pairwise(spans)]
+    assert len(pauses_s) == 9
+    assert min(pauses_s) >= 0.9 * TOOK_S
+
+
+async def test_a_client_with_one_body_does_not_wait_for_all_of_anothers() -> None:
+    order: list[str] = []
+
+    async def read(scope: dict[str, Any]) -> None:
+        await long_body(scope, LONG)
+        order.append(scope["client"][0])
+        work()
+
+    await asyncio.gather(*map(read, await scopes_of(*["10.0.0.1"] * 8, "10.0.0.2")))
+    assert order.index("10.0.0.2") <= 2
+
+
+async def test_short_bodies_wait_for_nothing_and_those_that_are_read_quickly_have_no_rest_behind() -> None:
+    first, *others = await scopes_of(*["10.0.0.1"] * 200)
+    await long_body(first, LONG)
+    work()
+    began_s = time.monotonic()
+    await long_body(others[0], 1000)
+    assert time.monotonic() - began_s < TOOK_S / 2
+    began_s = time.monotonic()
+    await asyncio.gather(*(long_body(each, LONG) for each in others))
+    assert time.monotonic() - began_s < 199 * 0.005
+
+
+async def test_a_body_that_is_given_up_while_it_waits_lets_the_next_one_pass() -> None:
+    first, second, third = await scopes_of(*["10.0.0.1"] * 3)
+    await long_body(first, LONG)
+    work()
+    left = asyncio.create_task(long_body(second, LONG))
+    waits = asyncio.create_task(long_body(third, LONG))
+    await asyncio.sleep(0)
+    # It is cancelled when its turn has just come, too.
+    asyncio.get_running_loop().call_later(TOOK_S, left.cancel)
+    await asyncio.wait_for(waits, 5)
+    assert left.done()
+
+
+async def test_more_than_there_is_room_for_is_refused_as_overloaded() -> None:
+    scopes = await scopes_of(*["10.0.0.1"] * 4)
+    await long_body(scopes[0], LONG)
+    work()
+    waiting = [asyncio.create_task(long_body(each, 100 << 20)) for each in scopes[1:]]
+    ends = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [type(None), type(None), OverloadedError]
+
+
+async def test_without_a_server_nothing_waits() -> None:
+    async with asyncio.timeout(1):
+        for _ in range(3):
+            await long_body({"type": "http"}, LONG)
+            work()
+
+
+@pytest.mark.parametrize("size_bytes", [0, 16383])
+async def test_who_is_short_takes_no_turn(size_bytes: int) -> None:
+    first, second = await scopes_of("10.0.0.1", "10.0.0.1")
+    await long_body(first, size_bytes)
+    work()
+    began_s = time.monotonic()
+    await long_body(second, LONG)
+    assert time.monotonic() - began_s < TOOK_S
