@@ -13,8 +13,7 @@ MAX_NESTING: Final = 64
 
 _CONTAINERS: Final = (Mapping, list, tuple)
 #: The usual types of them, for which no class is gone through.
-_LISTS: Final = frozenset({list, tuple})
-_EXACT: Final = _LISTS | {dict}
+_EXACT: Final = frozenset({dict, list, tuple})
 
 
 def check_nesting(what: str, value: Any) -> None:
@@ -23,22 +22,14 @@ def check_nesting(what: str, value: Any) -> None:
     for _ in range(MAX_NESTING):
         if not level:
             return
-        level = _containers_in(level)
+        level = list(chain.from_iterable(map(_containers_in, level)))
     if level:
         raise InvalidRequestError(f"{what}: lists and objects are nested more than {MAX_NESTING} deep")
 
 
-def _containers_in(level: list[Any]) -> list[Any]:
-    """What the lists and maps of one level hold that may hold more.
-
-    All of a level are gone through together, by the interpreter's own loops: a client may send 50 000 of them, and the
-    hub's loop waits.
-    """
-    inside = [
-        each.values() if (kind := type(each)) is dict or (kind not in _LISTS and isinstance(each, Mapping)) else each
-        for each in level
-    ]
-    children = inside[0] if len(inside) == 1 else list(chain.from_iterable(inside))
+def _containers_in(value: Any) -> list[Any]:
+    children = value.values() if type(value) is dict or isinstance(value, Mapping) else value
+    # Long lists hold token ids: their types are gone through by the interpreter's own loop.
     kinds = {kind for kind in set(map(type, children)) if kind in _EXACT or issubclass(kind, _CONTAINERS)}
     # Empty ones hold nothing deeper, but the level that they are on counts: one of them stands for all.
     if not kinds:
