@@ -774,13 +774,13 @@ async def test_an_answer_that_is_read_for_too_long_ends_with_an_error_and_its_re
     with as_the_supervisor_has_it():
         from hub.api.vllm.server import VllmFrontend
 
-        frontend = VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser llama3_json")
+        frontend = VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser pythonic")
     ended: list[wire.Submit] = []
 
     def call_for_ever(replica: FakeReplica, submit: wire.Submit) -> None:
         about = replica._about(submit)
         replica.accept(submit)
-        text = json.dumps({"name": "a", "parameters": {"x": "word " * 400}})
+        text = f"[a(x={'word ' * 400!r})]"
         for seq, begin in enumerate(range(0, len(text), 4)):
             replica.say(wire.Chunk(**about, seq=seq, modality="text", text=text[begin : begin + 4], token_ids=(7,)))
         if ended:
