@@ -408,6 +408,21 @@ def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGTERM) ->
         sys.exit(0)
 
 
+def process_mark(pid: int) -> str:
+    """What no other process has: boot, process id namespace, id and start; empty if it has ended or is not known."""
+    try:
+        if int(str(Path("/proc/self").readlink())) != os.getpid():
+            # It shows the processes of another namespace, under other ids.
+            return ""
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        # The name in parentheses may hold spaces; the fields after it do not.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else f"{boot}/{namespace}/{pid}/{fields[19]}"
+
+
 def has_ended(pid: int) -> bool:
     """Whether a child of this process has ended. The child is not reaped by this."""
     try:

@@ -98,6 +98,7 @@ class ReplicaInfo:
     #: The parameters of a request by name; None: not told.
     params: Mapping[str, ParamBounds] | None = None
     lost_slots: int = 0
+    process: str = ""
     leased: bool = True
     lease_id: int = 0
 
@@ -191,6 +192,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     params: _Params | msgspec.UnsetType = msgspec.UNSET
     #: Slots that serve nobody though requests wait, as ``reason`` says; absent for none.
     lost_slots: _Count | msgspec.UnsetType = msgspec.UNSET
+    #: What no other process has, see ``processes.process_mark``; absent: not known.
+    process: _Text | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int, *, leased: bool = True, lease_id: int = 0) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from omni_discovery import __version__
 from omni_discovery.clients import OmniCoordClientForStage
 from omni_discovery.commands.flags import CURVE
@@ -25,7 +27,7 @@ from omni_discovery.deploy.load import needs_start_folder
 from omni_discovery.deploy.trust.judge import model_texts
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import ReplicaSample
-from omni_discovery.processes import is_unshared
+from omni_discovery.processes import is_unshared, process_mark
 from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
@@ -216,6 +218,7 @@ class Replica:
             "reason": f"{FORMER_END}{config.former_end[:1000]}" if config.former_end else "",
             "host": platform.node(),
             "pid": os.getpid(),
+            "process": process_mark(os.getpid()) or msgspec.UNSET,
             "device": self._device,
             **self._identity,
             "capacity": self._engine.capacity,

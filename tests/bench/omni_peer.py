@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread, Timer
 from typing import Any, Final
@@ -257,45 +258,95 @@ def killed(client: Client, tokens: int) -> Row:
     }
 
 
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--talkers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    # Whoever ends it ends the processes that it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    results: Row = {"machine": machine(), "rounds": given.rounds, "tokens": given.tokens, "rows": [], "killed": []}
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "tiny-tts"
-        command = [str(OMNI_PYTHON), "-m", "tests.support.tiny_qwen3_tts", str(model)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        for talkers in given.talkers:
-            with running_hub(Path(folder) / f"ours-{talkers}", our_document(model, talkers)) as ours:
-                peer = start_peer(Path(folder), model, f"peer-{talkers}", peer_document(talkers))
-                try:
-                    both = (ours, peer)
+@dataclass(frozen=True)
+class Comparison:
+    """Two systems that serve the same tiny model, and what is asked of them."""
+
+    title: str
+    #: The word for replicas of the first stage: the option that says how many, and the column.
+    replicas: str
+    #: The program that writes the model, with its arguments but for the folder.
+    writer: tuple[str, ...]
+    #: Folder and name of the model.
+    model: str
+    client: str
+    our_document: Callable[[Path, int], Row]
+    peer_document: Callable[[int], Row]
+    summary: Callable[[Sequence[Row]], Row]
+
+    def parser(self, description: str | None) -> argparse.ArgumentParser:
+        """The options of its program."""
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument(f"--{self.replicas}", type=int, nargs="*", default=[1, 2], dest="counts")
+        parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
+        parser.add_argument("--rounds", type=int, default=6)
+        parser.add_argument("--tokens", type=int, default=48)
+        parser.add_argument("--out", type=Path)
+        return parser
+
+    def run(self, given: argparse.Namespace, at_the_end: Callable[[Sequence[Client], int], Row] | None = None) -> Row:
+        """Measure, print and write.
+
+        ``at_the_end`` is told both clients and the number of replicas, once all else of these is measured: what it
+        returns is added to the lists of the results by name.
+        """
+        # Whoever ends it ends the processes that it has started.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        results: Row = {"machine": machine(), "rounds": given.rounds, "tokens": given.tokens, "rows": []}
+        with tempfile.TemporaryDirectory() as folder:
+            model = Path(folder) / self.model
+            command = [str(OMNI_PYTHON), "-m", *self.writer, str(model)]
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+            for count in given.counts:
+                with self._both(Path(folder), model, count) as both:
                     for client in both:
                         client.measure(2, 2, 8)
                     for at_once in given.at_once:
-                        row = compared(both, at_once, given.rounds, given.tokens, _summary)
-                        results["rows"].append({"talkers": talkers, **row})
+                        row = compared(both, at_once, given.rounds, given.tokens, self.summary)
+                        results["rows"].append({self.replicas: count, **row})
                         write(given.out, results)
-                    if given.kill:
-                        seen = [killed(client, given.tokens * 8) for client in both]
-                        results["killed"] += [{"talkers": talkers, **each} for each in seen]
+                    if at_the_end is not None:
+                        for name, rows in at_the_end(both, count).items():
+                            results[name] = results.get(name, []) + rows
                         write(given.out, results)
-                finally:
-                    peer.close()
-    results["machine_after"] = machine()
-    show("speech", results["rows"])
-    if results["killed"]:
+        results["machine_after"] = machine()
+        show(self.title, results["rows"])
+        write(given.out, results)
+        return results
+
+    @contextlib.contextmanager
+    def _both(self, folder: Path, model: Path, count: int) -> Iterator[tuple[Client, Client]]:
+        """Both systems, up at once: ours first."""
+        with running_hub(folder / f"ours-{count}", self.our_document(model, count), self.client) as ours:
+            peer = start_peer(folder, model, f"peer-{count}", self.peer_document(count), self.client)
+            try:
+                yield ours, peer
+            finally:
+                peer.close()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    speech = Comparison(
+        title="speech",
+        replicas="talkers",
+        writer=("tests.support.tiny_qwen3_tts",),
+        model="tiny-tts",
+        client=SPEECH,
+        our_document=our_document,
+        peer_document=peer_document,
+        summary=_summary,
+    )
+    parser = speech.parser(__doc__)
+    parser.add_argument("--kill", action="store_true")
+    given = parser.parse_args()
+
+    def kill(both: Sequence[Client], talkers: int) -> Row:
+        return {"killed": [{"talkers": talkers, **killed(client, given.tokens * 8)} for client in both]}
+
+    results = speech.run(given, kill if given.kill else None)
+    if given.kill:
         show("a talker is killed while four listen", results["killed"])
-    write(given.out, results)
 
 
 if __name__ == "__main__":

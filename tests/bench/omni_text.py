@@ -7,18 +7,13 @@ make.
 
 from __future__ import annotations
 
-import argparse
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.bench.omni_peer import OMNI_PYTHON, ROOT, compared, running_hub, start_peer
-from tests.bench.report import Row, machine, percentile, show, write
+from tests.bench.omni_peer import OMNI_PYTHON, Comparison
+from tests.bench.report import Row, percentile
 
 CLIENT: Final = "tests.bench.text_client"
 _STAGE: Final = {"enforce_eager": True, "kv_cache_memory_bytes": 32 << 20, "dtype": "float32"}
@@ -76,36 +71,17 @@ def summary(rows: Sequence[Row]) -> Row:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--thinkers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 4, 8])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    # Whoever ends it ends the processes that it has started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    results: Row = {"machine": machine(), "rounds": given.rounds, "tokens": given.tokens, "rows": []}
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "tiny-omni"
-        command = [str(OMNI_PYTHON), "-m", "tests.support.tiny_qwen_omni", "qwen2_5_omni", str(model)]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        for thinkers in given.thinkers:
-            with running_hub(Path(folder) / f"ours-{thinkers}", our_document(model, thinkers), CLIENT) as ours:
-                peer = start_peer(Path(folder), model, f"peer-{thinkers}", peer_document(thinkers), CLIENT)
-                try:
-                    both = (ours, peer)
-                    for client in both:
-                        client.measure(2, 2, 8)
-                    for at_once in given.at_once:
-                        row = compared(both, at_once, given.rounds, given.tokens, summary)
-                        results["rows"].append({"thinkers": thinkers, **row})
-                        write(given.out, results)
-                finally:
-                    peer.close()
-    results["machine_after"] = machine()
-    show("text", results["rows"])
-    write(given.out, results)
+    text = Comparison(
+        title="text",
+        replicas="thinkers",
+        writer=("tests.support.tiny_qwen_omni", "qwen2_5_omni"),
+        model="tiny-omni",
+        client=CLIENT,
+        our_document=our_document,
+        peer_document=peer_document,
+        summary=summary,
+    )
+    text.run(text.parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

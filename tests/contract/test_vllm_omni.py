@@ -27,6 +27,7 @@ if importlib.util.find_spec("vllm_omni") is None:
 from msgspec.structs import replace
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine
 from stage_runtime.supervisor.environment import stage_environment
@@ -131,6 +132,49 @@ def test_a_whole_hand_off_becomes_the_same_sound_on_every_attempt(whole: Pair) -
     ]
     x0, x1, y = (each["payload"]["codes"]["audio"].tolist() for each in of_ids)
     assert x0 == x1 != y
+
+
+def test_a_prompt_that_is_computed_in_parts_ends_no_engine_and_says_the_same(whole: Pair) -> None:
+    """1. three long texts come at once, more than the talker reads in one step
+    2. each is spoken as it is alone: no draw is lost to the parts
+    """
+    talker: Any = whole.talker
+    text = {"prompt": "word " * 250}
+    alone = handoff_of(whole, replace(speech("alone"), inputs=text))["payload"]["codes"]["audio"].tolist()
+    for key in "abc":
+        talker.add(replace(speech(key), inputs=text))
+    ends = {key: outputs[-1] for key, outputs in finish(talker, *"abc").items()}
+    read = sum(end.usage["prompt_tokens"] for end in ends.values())
+    assert read > talker._loaded.vllm_config.scheduler_config.max_num_batched_tokens
+    for end in ends.values():
+        assert end.error is None
+        assert through_a_connector(end.handoff)["payload"]["codes"]["audio"].tolist() == alone
+
+
+def test_an_output_that_cannot_be_read_ends_its_own_request(whole: Pair, monkeypatch: Any) -> None:
+    """1. of two requests in one step, the sound, the text or the hand-off of one can't be read any more
+    2. that one fails, and vLLM has it no more; the other says what it says alone
+    """
+    talker: Any = whole.talker
+    expected = handoff_of(whole, speech("good"))["payload"]["codes"]["audio"].tolist()
+    for name in ("_read_output", "_hand_on", "_ended"):
+        real = getattr(talker, name)
+
+        def trip(run: Any, *more: Any, real: Any = real) -> Any:
+            if run.request.key == "bad":
+                raise IndexError("no such thing")
+            return real(run, *more)
+
+        monkeypatch.setattr(talker, name, trip)
+        talker.add(speech("bad"))
+        talker.add(speech("good"))
+        ends = {key: outputs[-1] for key, outputs in finish(talker, "bad", "good").items()}
+        monkeypatch.setattr(talker, name, real)
+        assert ends["bad"].error == (FailureKind.ENGINE, "IndexError: no such thing")
+        assert through_a_connector(ends["good"].handoff)["payload"]["codes"]["audio"].tolist() == expected
+        idle(talker)
+        assert not talker._runs
+        assert not talker._loaded.core.scheduler.requests
 
 
 def test_a_prompt_and_parameters_as_their_examples_write_them_say_the_same(whole: Pair) -> None:

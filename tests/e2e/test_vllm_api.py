@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,3 +270,43 @@ def test_a_flag_that_would_have_no_effect_is_refused_at_the_start(tmp_path: Path
     )
     assert child.process.wait(120) == 2, child.text
     assert "--max-model-len is the engine's" in child.text.splitlines()[-1]
+
+
+def test_two_servers_behind_one_port_answer_alike(tmp_path: Path) -> None:
+    """1. thirty connections, whole and streamed: each server answers some, all right
+    2. any scrape has the counts of both; one that is killed comes back, and both stop with nothing left
+    """
+    hub = Hub.of_yaml(tmp_path, THINKER, *API, "--api-server-count", "2")
+    try:
+        wait_for("both servers", lambda: "api_server.ready" in hub.text and "hub.ready" in hub.text, 300.0)
+        hub.wait_ready(200)
+        ask_in_turns(hub, 30)
+        served = served_by(hub)
+        assert sum(served.values()) == 30
+        assert set(served) == {"0", "1"}, "both answer"
+        (pid,) = re.findall(r"api_server\.ready number=1 pid=(\d+)", hub.text)
+        os.kill(int(pid), signal.SIGKILL)
+        wait_for("it to come back", lambda: hub.text.count("api_server.ready number=1") == 2, 300.0)
+        ask_in_turns(hub, 10)
+    finally:
+        left = hub.stop()
+    assert not left, hub.text[-3000:]
+    assert hub.process.returncode == 0, hub.text[-3000:]
+
+
+def ask_in_turns(hub: Hub, times: int) -> None:
+    """Whole and streamed answers, each by a new connection."""
+    for number in range(times):
+        with openai.OpenAI(base_url=f"{hub.url}/v1", api_key="none", max_retries=0) as client:
+            if number % 2:
+                chunks = list(client.chat.completions.create(model="omni-demo", messages=SUM, stream=True))
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+            else:
+                text = client.chat.completions.create(model="omni-demo", messages=SUM).choices[0].message.content
+        assert text == "3 + 4 = 7"
+
+
+def served_by(hub: Hub) -> dict[str, float]:
+    """Requests that ended well, by server, as one scrape has it."""
+    found = re.findall(r'^omni_hub_requests_total\{outcome="ok",server="(\d)"\} (\S+)$', hub.get("/metrics")[1], re.M)
+    return {server: float(count) for server, count in found}

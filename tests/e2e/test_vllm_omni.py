@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,61 @@ def test_the_speech_route_says_what_a_chat_says_in_a_voice_of_the_model(hub: Hub
     assert status == 400
     assert f"this model has {', '.join(voices)}, not 'nobody'" in json.loads(refused)["error"]["message"]
     assert say(hub, language="Klingon", voice=voices[0])[0] == 400
+
+
+#: Loaded by every Python of the test: in the replicas, a step of vLLM's with this text in it fails.
+_FAILING_STEPS = """
+import importlib.machinery, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "stage_runtime.engines.vllm_omni.engine":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        load = spec.loader.exec_module
+
+        def exec_module(module):
+            load(module)
+            step = module.OmniStage.step
+
+            def failing(self):
+                if any(run.has_begun and "POISON" in str(run.request.inputs) for run in self._runs.values()):
+                    raise RuntimeError("a step that fails")
+                return step(self)
+
+            module.OmniStage.step = failing
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.attack("C19")
+def test_a_request_whose_steps_fail_takes_two_of_three_talkers_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a step of vLLM-Omni's fails with a certain request in it, on every replica, while others are spoken
+    2. two talkers end with it and are started again; the third never gets it; its client is told, the log names it
+    3. the others are heard to their ends
+    """
+    (tmp_path / "sitecustomize.py").write_text(_FAILING_STEPS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with hub_with(tmp_path, speaking(write_model(tmp_path), talkers=3, decoders=1, python=PYTHON)) as hub:
+        wait_for("all talkers", lambda: len(pids(hub, 0)) == 3, _READY_S)
+        before = set(pids(hub, 0))
+        expected = speak(hub.url, 160)
+        with ThreadPoolExecutor(2) as threads:
+            others = [threads.submit(speak, hub.url, 160) for _ in range(2)]
+            status, body = say(hub, input="this is POISON")
+            assert [other.result() for other in others] == [expected] * 2
+        assert status == 500, body
+        wait_for("two others", lambda: len(pids(hub, 0)) == 3, _READY_S)
+        assert len(before & set(pids(hub, 0))) == 1, "the third lives on"
+        text = hub.text
+    assert text.count("supervisor.restarting") == 2
+    (culprit,) = re.findall(r"request\.poisonous request=(\S+) stage=0 replicas=(?:0/\d+, 0/\d+|0/\d+ twice):", text)
+    died = re.findall(r"engine\.died requests=(\S+)", text)
+    assert [culprit in names for names in died] == [True, True]
+    assert "RuntimeError: a step that fails" in text

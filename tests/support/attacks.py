@@ -287,7 +287,9 @@ ATTACKS: Final = (
         "Q63", "thousands of records and beats of hubs, when somebody runs a command", "those of 1024 hubs; it says so"
     ),
     Attack(
-        "Q64", "a stream of hundreds of calls, which Hermes' parser reads anew at each piece", "in ever larger pieces"
+        "Q64",
+        "a stream of hundreds of calls, or a long one, which vLLM's parsers read anew at each piece",
+        "to Hermes' in ever larger pieces; with others an error after 10 s of processor time",
     ),
     Attack("Q65", "log probabilities, asked of a hub with --api vllm-omni", "refused; no stage is asked"),
     Attack("Q66", "pages of videos, asked for without end amid thousands of jobs", "read once a change"),

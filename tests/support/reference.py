@@ -399,6 +399,7 @@ _REPLICA_FIELDS: Final = {
     "code": "the code that serves the model; empty: not known",
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
     "lost_slots": "slots that serve nobody though requests wait, as `reason` says; absent for none",
+    "process": "boot, process id namespace, id and start of its process, for `omni chaos`; absent: not known",
     "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
     "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",

@@ -22,6 +22,7 @@ from vllm.exceptions import VLLMError
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.bounds.fan_out import merge_in
 from hub.api.vllm.bounds.pacing import may_pace
+from hub.api.vllm.bounds.reading import bound_parsers
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.flags import parse_flags
@@ -84,6 +85,7 @@ class VllmFrontend:
         stop_in_routes(app)
         shorten_errors(app)
         merge_in((batch_serving, completion_serving, pooling_serving))
+        bound_parsers()
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)

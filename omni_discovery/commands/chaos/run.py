@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
 import random
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from omni_discovery.commands.chaos.draw import Act, ChaosStep, draw, lacking, possible_steps, serving
+from omni_discovery.commands.chaos.process import HeldProcess, UnsureProcessError, doubt_about, hold_process
 from omni_discovery.commands.operate import OperationFailedError, Target, steer, undo
 from omni_discovery.commands.output import say
 from omni_discovery.commands.registry import ANSWER_S
@@ -27,6 +25,8 @@ from omni_discovery.view.table import ReplicaTable
 _POLL_S: Final = 0.2
 #: No key is ever at this revision: a delete on that condition changes nothing, and etcd asks who may do it.
 _NEVER: Final = 1
+#: Replicas of which it is told why they get no signal.
+_MOST_TOLD: Final = 4
 _SIGNALS: Final = {Act.KILL: signal.SIGKILL, Act.STOP: signal.SIGSTOP}
 
 
@@ -57,9 +57,14 @@ class Chaos:
 
     async def show(self) -> None:
         """Say what could be done to which replica."""
-        possible = possible_steps(await self._replicas(), self._acts, is_here)
+        found = await self._replicas()
+        possible = possible_steps(found, self._acts, _may_be_signalled)
         for step in possible:
             say(f"could {step.act} {_who(step.replica)}")
+        if any(act.is_a_signal for act in self._acts):
+            for info in found:
+                if info.takes_new_work and (doubt := doubt_about(info)):
+                    say(f"no signal to {_who(info)}: {doubt}")
         say(f"{len(possible)} things could be done in namespace {self._namespace!r}; add --yes to do some of them")
 
     async def run(self, seed: int | None) -> int:
@@ -74,7 +79,7 @@ class Chaos:
         before, missing = serving(await self._replicas()), ""
         while not missing and not self._stop.is_set():
             found = await self._replicas()
-            possible = possible_steps(found, self._acts, is_here)
+            possible = possible_steps(found, self._acts, _may_be_signalled)
             if not possible:
                 raise ConfigError(f"nothing can be done in namespace {self._namespace!r}: {self._why_not(found)}")
             await self._do(draw(possible, dice.randrange))
@@ -87,7 +92,10 @@ class Chaos:
     def _why_not(self, found: Sequence[ReplicaInfo]) -> str:
         if not any(count > 1 for count in serving(found).values()):
             return "no stage has two replicas that take work, and the last one of a stage is left alone"
-        return "no stage with two replicas that take work has one on this host which this user may signal"
+        doubts = [f"{info.name}: {doubt_about(info)}" for info in found if info.takes_new_work]
+        more = f"; and {len(doubts) - _MOST_TOLD} more" if len(doubts) > _MOST_TOLD else ""
+        none = "no stage with two replicas that take work has one on this host which this user may signal"
+        return f"{none}: {'; '.join(doubts[:_MOST_TOLD])}{more}"
 
     async def _replicas(self) -> list[ReplicaInfo]:
         table = ReplicaTable(self._namespace)
@@ -99,25 +107,31 @@ class Chaos:
         target = Target(self._namespace, info.stage_id, info.replica_id)
         # Who may not write there is no operator, and signals nobody either.
         await self._kv.delete(target.control_key, _NEVER)
-        if step.act.is_a_signal and not (is_here(info) and _signal(info, _SIGNALS[step.act])):
+        if step.act is Act.CORDON:
+            self._done += 1
+            await self._hold_cordoned(target, info)
+            return
+        try:
+            with hold_process(info) as process:
+                await self._send(step, process)
+        except UnsureProcessError as error:
+            self._note(f"left alone, it came not to {step.act}: {_who(info)}: {error}")
+
+    async def _send(self, step: ChaosStep, process: HeldProcess) -> None:
+        info = step.replica
+        if not process.send(_SIGNALS[step.act]):
             self._note(f"has ended before it came to {step.act}: {_who(info)}")
             return
         self._done += 1
-        match step.act:
-            case Act.KILL:
-                self._dead.add((info.stage_id, info.replica_id, info.epoch))
-                self._note(f"killed {_who(info)}")
-            case Act.STOP:
-                await self._hold_stopped(info)
-            case Act.CORDON:
-                await self._hold_cordoned(target, info)
-
-    async def _hold_stopped(self, info: ReplicaInfo) -> None:
+        if step.act is Act.KILL:
+            self._dead.add((info.stage_id, info.replica_id, info.epoch))
+            self._note(f"killed {_who(info)}")
+            return
         try:
             self._note(f"stopped {_who(info)}")
             await self._wait(self._times.hold_s)
         finally:
-            _signal(info, signal.SIGCONT)
+            process.send(signal.SIGCONT)
         self._note(f"let go on {_who(info)}")
 
     async def _hold_cordoned(self, target: Target, info: ReplicaInfo) -> None:
@@ -164,25 +178,8 @@ class Chaos:
         return 0 if are_back else 1
 
 
-def is_here(info: ReplicaInfo) -> bool:
-    """Whether the process of a record is a replica on this host, and this user may signal it."""
-    if info.host != platform.node() or info.pid <= 1:
-        return False
-    try:
-        os.kill(info.pid, 0)
-        words = Path(f"/proc/{info.pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"stage_runtime" in words
-
-
-def _signal(info: ReplicaInfo, number: signal.Signals) -> bool:
-    """Whether there was still a process to send it to."""
-    try:
-        os.kill(info.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+def _may_be_signalled(info: ReplicaInfo) -> bool:
+    return not doubt_about(info)
 
 
 def _who(info: ReplicaInfo) -> str:

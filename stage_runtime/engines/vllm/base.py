@@ -12,6 +12,7 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.draws import give_draws_back
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
     Model,
@@ -99,6 +100,7 @@ class LlmStage:
         report("loading the model", 0.4)
         self._llm = load_llm(self._stage, arguments)
         put_forms_behind_engine(self._llm)
+        give_draws_back(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
         self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
         #: See DescribedEngine.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +31,7 @@ from stage_runtime.engines.media.fetch import fetch_links
 from stage_runtime.engines.media.items import has_items, take_items
 from stage_runtime.engines.prompts import is_long
 from stage_runtime.engines.tokens import BoundedTokenizer
-from stage_runtime.engines.vllm.base import scheduler_metrics
+from stage_runtime.engines.vllm.base import failed_output, scheduler_metrics
 from stage_runtime.engines.vllm.load import check_model, usual_capacity
 from stage_runtime.engines.vllm_omni.args import check_versions, split_args
 from stage_runtime.engines.vllm_omni.handoff import (
@@ -276,7 +277,10 @@ class OmniStage:
             made, ran = loaded.core.step_fn()
             loaded.core.post_step(model_executed=ran)
             outputs += self._read_outputs(made)
-        outputs += [output for sent in loaded.mailbox.sent() for output in self._hand_on(sent)]
+        for sent in loaded.mailbox.sent():
+            run = self._runs.get(self._keys.get(sent.name, ""))
+            if run is not None and run.hands_over:
+                outputs += self._guarded(run, partial(self._hand_on, run, sent))
         outputs += self._held_ends()
         if ran or outputs:
             self._note_activity()
@@ -405,19 +409,30 @@ class OmniStage:
     # ---- output
 
     def _read_outputs(self, made: Any) -> Iterator[EngineOutput]:
-        processor = self._ready().processor
         for each in (made or {}).values():
-            for output in processor.process_outputs(each.outputs, time.time(), None).request_outputs:
-                run = self._runs.get(self._keys.get(output.request_id, ""))
-                if run is None or run.end is not None:
-                    continue
-                try:
-                    said = self._read_output(run, output)
-                except ValueError as error:
-                    self._stop(run)
-                    said = EngineOutput(run.request.key, error=(FailureKind.ENGINE, f"{error}"))
-                if said is not None:
-                    yield said
+            # One by one: what can't be read ends its own request.
+            for raw in each.outputs:
+                run = self._runs.get(self._keys.get(raw.request_id, ""))
+                if run is not None:
+                    yield from self._guarded(run, partial(self._read_raw, run, raw))
+
+    def _read_raw(self, run: _Run, raw: Any) -> Iterator[EngineOutput]:
+        for output in self._ready().processor.process_outputs([raw], time.time(), None).request_outputs:
+            said = None if run.end is not None else self._read_output(run, output)
+            if said is not None:
+                yield said
+
+    def _guarded(self, run: _Run, read: Callable[[], Iterable[EngineOutput]]) -> Iterator[EngineOutput]:
+        """What is read of a request outside of a step of vLLM's; its end by an error if that fails.
+
+        vLLM is done with its step, so the other requests are unharmed.
+        """
+        try:
+            yield from list(read())
+        except Exception as error:
+            logger.exception("engine.output_failed request=%s", run.request.request_id)
+            self._stop(run)
+            yield failed_output(run.request.key, error)
 
     def _read_output(self, run: _Run, output: Any) -> EngineOutput | None:
         """What one output of vLLM's adds to a request's answer; None for nothing."""
@@ -467,11 +482,8 @@ class OmniStage:
             rate = rate[-1]
         return wav_of(samples, self._args.sample_rate_hz if rate is None else int(rate))
 
-    def _hand_on(self, sent: Sent) -> Iterator[EngineOutput]:
+    def _hand_on(self, run: _Run, sent: Sent) -> Iterator[EngineOutput]:
         """Take a payload for the next stage; put it out at once where it goes in pieces."""
-        run = self._runs.get(self._keys.get(sent.name, ""))
-        if run is None or not run.hands_over:
-            return
         key = run.request.key
         if sent.flaw:
             self._stop(run)
@@ -496,12 +508,16 @@ class OmniStage:
             if run.end is None or not run.has_heard_end:
                 continue
             if run.has_all_payloads or not run.hands_over or self._is_unspoken(run):
-                self._forget(run)
-                yield replace(run.end, handoff=self._handoff_of(run))
+                yield from self._guarded(run, partial(self._ended, run, run.end))
             elif now_s >= run.give_up_at_s:
                 self._stop(run)
                 reason = f"vLLM-Omni made nothing to hand over within {_HANDOFF_WAIT_S:g} s of the request's end"
                 yield EngineOutput(run.request.key, error=(FailureKind.ENGINE, reason))
+
+    def _ended(self, run: _Run, end: EngineOutput) -> Iterator[EngineOutput]:
+        handoff = self._handoff_of(run)
+        self._forget(run)
+        yield replace(end, handoff=handoff)
 
     def _is_unspoken(self, run: _Run) -> bool:
         """Whether an answer is so short that the talker would trip over it: the stages after it have nothing to do."""

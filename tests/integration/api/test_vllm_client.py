@@ -763,6 +763,45 @@ async def test_a_long_answer_with_calls_is_read_by_the_parser_a_few_times_only(
 
 
 @pytest.mark.attack("Q64")
+async def test_an_answer_that_is_read_for_too_long_ends_with_an_error_and_its_replica_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. a parser that reads all of the text again for each piece has no time left for this answer
+    2. the stream ends with the reason; the replica is told to stop; the next answer is read in full
+    """
+    from hub.api.vllm.bounds import reading
+
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.server import VllmFrontend
+
+        frontend = VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser pythonic")
+    ended: list[wire.Submit] = []
+
+    def call_for_ever(replica: FakeReplica, submit: wire.Submit) -> None:
+        about = replica._about(submit)
+        replica.accept(submit)
+        text = f"[a(x={'word ' * 400!r})]"
+        for seq, begin in enumerate(range(0, len(text), 4)):
+            replica.say(wire.Chunk(**about, seq=seq, modality="text", text=text[begin : begin + 4], token_ids=(7,)))
+        if ended:
+            replica.done(submit, -(-len(text) // 4))
+        ended.append(submit)
+
+    ask = {"model": "thinker", "messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "stream": True}
+    monkeypatch.setattr(reading, "MOST_S", 0.0)
+    async with serving(frontend, call_for_ever) as (client, replica):
+        answer = await client.post("/v1/chat/completions", json=ask)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        assert "too long to be read for tool calls" in events[-1]["error"]["message"]
+        assert events[-1]["error"]["code"] == 400
+        await until(lambda: bool(replica.of(wire.Abort)))
+        monkeypatch.setattr(reading, "MOST_S", 60.0)
+        again = await client.post("/v1/chat/completions", json=ask)
+    assert "error" not in again.text
+    assert '"finish_reason":"tool_calls"' in again.text
+
+
+@pytest.mark.attack("Q64")
 @pytest.mark.parametrize("is_paced", [True, False])
 def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(is_paced: bool) -> None:
     """Tokens and their log probabilities, too; without a pace each piece goes on as it comes."""

@@ -112,4 +112,5 @@ def test_without_yes_nothing_is_done(deployment: Deployment) -> None:
     code, said = chaos(deployment)
     assert code == 2
     assert said.count("could ") >= 6, said
+    assert "no signal to" not in said
     assert "add --yes" in said

@@ -17,6 +17,7 @@ from vllm_omni.entrypoints.openai import api_server as peer
 from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
 from hub.api.vllm.bounds.pacing import may_pace
+from hub.api.vllm.bounds.reading import bound_tool_parser
 from hub.api.vllm.bounds.texts import serve_by_turns
 from hub.api.vllm.errors import AnsweredErrors
 from hub.api.vllm.flags import parse_flags
@@ -89,6 +90,7 @@ class OmniFrontend:
             ) from error
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
+        bound_tool_parser(self._arguments.tool_call_parser)
         of_speech = getattr(getattr(app.state, "openai_serving_speech", None), "_tts_executor", None)
         if of_speech is not None:
             serve_by_turns(of_speech)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
 from omni_discovery.commands.chaos.command import ChaosCommand
 from omni_discovery.commands.chaos.draw import Act, ChaosStep, draw, lacking, possible_steps, serving
-from omni_discovery.commands.chaos.run import Chaos, Times, is_here
+from omni_discovery.commands.chaos.process import UnsureProcessError, doubt_about, hold_process
+from omni_discovery.commands.chaos.run import Chaos, Times
 from omni_discovery.commands.main import OmniParser
 from omni_discovery.errors import ConfigError, OmniError, RegistryDeniedError
+from omni_discovery.processes import process_mark
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaInfo, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.testing import FakeKV, ManualClock
@@ -77,12 +82,77 @@ def test_a_killed_replica_is_not_back_because_its_lease_has_not_ended() -> None:
     assert lacking(before, [], dead) == {0: 2}
 
 
-def test_a_process_of_another_host_or_of_another_kind_is_never_signalled() -> None:
-    here = platform.node()
-    assert not is_here(info(0, 0, host="elsewhere", pid=os.getpid()))
-    assert not is_here(info(0, 0, host=here, pid=1))
-    assert not is_here(info(0, 0, host=here, pid=2**22 + 1))
-    assert not is_here(info(0, 0, host=here, pid=os.getppid())), "it runs, and is no replica"
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is called as a replica is, for who reads no more than that."""
+    with subprocess.Popen([sys.executable, "-c", "input()", "stage_runtime"], stdin=subprocess.PIPE) as started:
+        yield started
+        started.kill()
+
+
+def record_of(child: subprocess.Popen[bytes], **fields: object) -> ReplicaInfo:
+    known = {"host": platform.node(), "pid": child.pid, "process": process_mark(child.pid)}
+    return info(0, 0, **{**known, **fields})
+
+
+def test_a_replica_of_this_host_is_signalled(child: subprocess.Popen[bytes]) -> None:
+    with hold_process(record_of(child)) as held:
+        assert held.send(signal.SIGTERM)
+    assert child.wait(20) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_process_that_is_not_surely_the_replicas_is_never_signalled(
+    child: subprocess.Popen[bytes], part: int
+) -> None:
+    """One of an earlier boot, another container, another id, or one that had the id before: its words are the same."""
+    parts = process_mark(child.pid).split("/")
+    parts[part] = f"{parts[part]}0"
+    found = record_of(child, process="/".join(parts))
+    assert "is another one" in doubt_about(found)
+    with pytest.raises(UnsureProcessError), hold_process(found):
+        pytest.fail("it is held")
+    assert child.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"host": "elsewhere"}, "runs on host elsewhere"),
+        ({"host": ""}, "not told"),
+        ({"process": ""}, "an older release wrote it"),
+        ({"pid": 1}, "no replica is process 1"),
+        ({"pid": 2**22 + 1}, "there is no process"),
+    ],
+)
+def test_it_says_why_a_replica_gets_no_signal(
+    child: subprocess.Popen[bytes], fields: dict[str, object], said: str
+) -> None:
+    assert said in doubt_about(record_of(child, **fields))
+
+
+def test_a_program_that_is_no_replica_is_never_signalled() -> None:
+    """Who may write records could name it, with all that is known of it."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert "is no replica" in doubt_about(record_of(other))
+        assert other.poll() is None
+        other.kill()
+
+
+def test_what_takes_the_process_id_after_the_replicas_end_gets_no_signal(child: subprocess.Popen[bytes]) -> None:
+    with hold_process(record_of(child)) as held:
+        child.kill()
+        child.wait(20)
+        assert not held.send(signal.SIGKILL)
+
+
+def test_an_ended_process_that_is_not_reaped_yet_has_no_mark(child: subprocess.Popen[bytes]) -> None:
+    found = record_of(child)
+    assert found.process
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_mark(child.pid) == ""
+    assert doubt_about(found)
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -130,7 +200,7 @@ async def test_where_nothing_can_be_done_it_says_why() -> None:
     with pytest.raises(ConfigError, match="the last one of a stage is left alone"):
         await Chaos(kv, "n", list(Act), TIMES).run(1)
     kv = await registered(info(0, 0), info(0, 1))
-    with pytest.raises(ConfigError, match="on this host which this user may signal"):
+    with pytest.raises(ConfigError, match=r"on this host which this user may signal: 0/0: .*\(not told\)"):
         await Chaos(kv, "n", [Act.KILL], TIMES).run(1)
 
 

@@ -1,0 +1,83 @@
+"""How long vLLM's parsers may read one streamed answer for its calls, in processor time of the hub's loop.
+
+Most of them read all of the text again for each piece of it: an answer twice as long costs four times as much, and all
+other clients wait meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from hub.api.vllm.errors import as_vllm_error
+from omni_discovery.errors import InvalidRequestError
+
+#: For one answer, in seconds. A call of some 18 000 characters, four a piece, takes the parser ``pythonic`` as long.
+MOST_S: Final = 10.0
+_SPENT: Final = "_omni_reading_s"
+_IS_BOUNDED: Final = "_omni_is_bounded"
+
+
+def bound_parsers() -> None:
+    """Have the parsers that vLLM's server finds from now on end an answer that they read for longer. Idempotent."""
+    from vllm.parser.parser_manager import ParserManager
+
+    find = ParserManager.get_parser
+    if hasattr(find, _IS_BOUNDED):
+        return
+
+    @functools.wraps(find)
+    def get_parser(*args: Any, **kwargs: Any) -> Any:
+        found = find(*args, **kwargs)
+        return None if found is None else _bounded(found)
+
+    setattr(get_parser, _IS_BOUNDED, True)
+    ParserManager.get_parser = get_parser
+
+
+def bound_tool_parser(name: str | None) -> None:
+    """The same for the parser of that name alone, where a server asks it by itself."""
+    from vllm.tool_parsers import ToolParserManager
+
+    if name:
+        parser = ToolParserManager.get_tool_parser(name)
+        _bound_method(parser, "extract_tool_calls_streaming")
+
+
+@functools.cache
+def _bounded(parser: Any) -> Any:
+    """A parser of the same name and kind that counts its time."""
+    bounded = type(parser.__name__, (parser,), {"__module__": parser.__module__, "__doc__": parser.__doc__})
+    _bound_method(bounded, "parse_delta")
+    return bounded
+
+
+def _bound_method(parser: Any, name: str) -> None:
+    read: Callable[..., Any] | None = getattr(parser, name, None)
+    if read is None or hasattr(read, _IS_BOUNDED):
+        return
+
+    @functools.wraps(read)
+    def read_bounded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began_s = time.thread_time()
+        made = read(self, *args, **kwargs)
+        # A parser reads one answer.
+        spent_s = getattr(self, _SPENT, 0.0) + time.thread_time() - began_s
+        setattr(self, _SPENT, spent_s)
+        check_time(spent_s)
+        return made
+
+    setattr(read_bounded, _IS_BOUNDED, True)
+    setattr(parser, name, read_bounded)
+
+
+def check_time(spent_s: float) -> None:
+    """Raise VLLMError if an answer has been read for too long."""
+    if spent_s > MOST_S:
+        error = InvalidRequestError(
+            f"the answer is too long to be read for tool calls while it is streamed: that has taken {MOST_S:g} s of"
+            " processor time. Ask without 'stream', without 'tools', or for a shorter answer"
+        )
+        raise as_vllm_error(error) from error

@@ -1,0 +1,91 @@
+"""A replica's process on this host: a signal goes to the one that its record means, or to none.
+
+A process id is used again, and other namespaces and containers have replicas on the same host. So a record says of its
+process what no other one has, and the process is held by a descriptor before that is compared.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_discovery.errors import OmniError
+from omni_discovery.processes import process_mark
+from omni_discovery.records.schema import ReplicaInfo
+
+
+class UnsureProcessError(OmniError):
+    """The operator may act: this process may not be signalled, or is not surely the replica's; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldProcess:
+    """A process that surely is the replica's. What takes its process id after its end gets no signal."""
+
+    #: Closed by ``hold_process``.
+    pidfd: int
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; whether the process was still there."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+@contextmanager
+def hold_process(info: ReplicaInfo) -> Iterator[HeldProcess]:
+    """The process of a record, to send signals to. Raise UnsureProcessError."""
+    pidfd = _open(info)
+    try:
+        _check(info, pidfd)
+        yield HeldProcess(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def doubt_about(info: ReplicaInfo) -> str:
+    """Why the process of a record gets no signal; empty if it may."""
+    try:
+        with hold_process(info):
+            return ""
+    except UnsureProcessError as error:
+        return str(error)
+
+
+def _open(info: ReplicaInfo) -> int:
+    if info.host != platform.node():
+        raise UnsureProcessError(f"it runs on host {info.host or '(not told)'}, and this is {platform.node()}")
+    if not info.process:
+        raise UnsureProcessError("its record does not say which process it is: an older release wrote it")
+    if info.pid <= 1:
+        raise UnsureProcessError(f"no replica is process {info.pid}")
+    try:
+        return os.pidfd_open(info.pid)
+    except ProcessLookupError:
+        raise UnsureProcessError(f"there is no process {info.pid}") from None
+    except OSError as error:
+        raise UnsureProcessError(f"process {info.pid} can't be held: {error}") from error
+
+
+def _check(info: ReplicaInfo, pidfd: int) -> None:
+    if process_mark(info.pid) != info.process:
+        raise UnsureProcessError(
+            f"process {info.pid} here is another one: the replica has ended, or runs in another container or machine"
+        )
+    try:
+        words = Path(f"/proc/{info.pid}/cmdline").read_bytes()
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        raise UnsureProcessError(f"process {info.pid} has just ended") from None
+    except OSError as error:
+        raise UnsureProcessError(f"this user may not signal process {info.pid}: {error}") from error
+    # Whoever writes records could name any process of this host.
+    if b"stage_runtime" not in words:
+        raise UnsureProcessError(f"process {info.pid} is no replica")
