@@ -16,7 +16,7 @@ from hub.api.client_quota import client_of
 from omni_discovery.errors import OverloadedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import MutableMapping
     from typing import Any
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -131,7 +131,7 @@ class LongBodies:
         self._is_taken = False
 
 
-async def long_body(scope: Mapping[str, Any], size_bytes: int) -> None:
+async def long_body(scope: MutableMapping[str, Any], size_bytes: int) -> None:
     """Wait for the turn of a body, or a message of a WebSocket, that is whole; a short one waits for nothing.
 
     What its task does from then on until it waits for something is the turn. Raise OverloadedError if too much waits.

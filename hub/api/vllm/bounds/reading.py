@@ -24,7 +24,8 @@ def bound_parsers() -> None:
     """Have the parsers that vLLM's server finds from now on end an answer that they read for longer. Idempotent."""
     from vllm.parser.parser_manager import ParserManager
 
-    find = ParserManager.get_parser
+    parsers: Any = ParserManager
+    find: Callable[..., Any] = parsers.get_parser
     if hasattr(find, _IS_BOUNDED):
         return
 
@@ -34,7 +35,7 @@ def bound_parsers() -> None:
         return None if found is None else _bounded(found)
 
     setattr(get_parser, _IS_BOUNDED, True)
-    ParserManager.get_parser = get_parser
+    parsers.get_parser = get_parser
 
 
 def bound_tool_parser(name: str | None) -> None:
