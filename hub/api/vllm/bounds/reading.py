@@ -16,8 +16,7 @@ from omni_discovery.errors import InvalidRequestError
 
 #: For one answer, in seconds. A call of some 18 000 characters, four a piece, takes the parser ``pythonic`` as long.
 MOST_S: Final = 10.0
-_SPENT: Final = "_omni_reading_s"
-_IS_BOUNDED: Final = "_omni_is_bounded"
+_IS_BOUNDED: Final = "omni_is_bounded"
 
 
 def bound_parsers() -> None:
@@ -34,44 +33,47 @@ def bound_parsers() -> None:
         found = find(*args, **kwargs)
         return None if found is None else _bounded(found)
 
-    setattr(get_parser, _IS_BOUNDED, True)
-    parsers.get_parser = get_parser
+    parsers.get_parser = _marked(get_parser)
 
 
 def bound_tool_parser(name: str | None) -> None:
-    """The same for the parser of that name alone, where a server asks it by itself."""
+    """The same for the parser of that name alone, where a server asks it by itself. Idempotent."""
     from vllm.tool_parsers import ToolParserManager
 
     if name:
-        parser = ToolParserManager.get_tool_parser(name)
-        _bound_method(parser, "extract_tool_calls_streaming")
+        parser: Any = ToolParserManager.get_tool_parser(name)
+        parser.extract_tool_calls_streaming = _counted(parser.extract_tool_calls_streaming)
 
 
 @functools.cache
 def _bounded(parser: Any) -> Any:
     """A parser of the same name and kind that counts its time."""
-    bounded = type(parser.__name__, (parser,), {"__module__": parser.__module__, "__doc__": parser.__doc__})
-    _bound_method(bounded, "parse_delta")
+    bounded: Any = type(parser.__name__, (parser,), {"__module__": parser.__module__, "__doc__": parser.__doc__})
+    bounded.parse_delta = _counted(bounded.parse_delta)
     return bounded
 
 
-def _bound_method(parser: Any, name: str) -> None:
-    read: Callable[..., Any] | None = getattr(parser, name, None)
-    if read is None or hasattr(read, _IS_BOUNDED):
-        return
+def _counted(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of a parser that reads a piece, with its time counted. A parser reads one answer."""
+    if hasattr(read, _IS_BOUNDED):
+        return read
 
     @functools.wraps(read)
-    def read_bounded(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def read_bounded(parser: Any, *args: Any, **kwargs: Any) -> Any:
         began_s = time.thread_time()
-        made = read(self, *args, **kwargs)
-        # A parser reads one answer.
-        spent_s = getattr(self, _SPENT, 0.0) + time.thread_time() - began_s
-        setattr(self, _SPENT, spent_s)
+        made = read(parser, *args, **kwargs)
+        spent_s: float = getattr(parser, "omni_reading_s", 0.0) + time.thread_time() - began_s
+        parser.omni_reading_s = spent_s
         check_time(spent_s)
         return made
 
-    setattr(read_bounded, _IS_BOUNDED, True)
-    setattr(parser, name, read_bounded)
+    return _marked(read_bounded)
+
+
+def _marked(bounded: Any) -> Callable[..., Any]:
+    bounded.omni_is_bounded = True
+    marked: Callable[..., Any] = bounded
+    return marked
 
 
 def check_time(spent_s: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stage_runtime.engines.vllm.draws import give_draws_of_runner_back
+from stage_runtime.engines.draws import give_draws_of_runner_back
 
 
 class Runner:
