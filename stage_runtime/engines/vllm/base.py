@@ -10,9 +10,9 @@ from typing import Any
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report
+from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
-from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
     Model,

@@ -12,9 +12,9 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import essence
 from stage_runtime.engines.base import Report
+from stage_runtime.engines.draws import give_draws_of_runner_back
 from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.process_group import seal_single_rank_groups
-from stage_runtime.engines.draws import give_draws_of_runner_back
 from stage_runtime.engines.vllm_omni import connector
 from stage_runtime.engines.vllm_omni.args import RUN, OmniArgs, is_deterministic
 from stage_runtime.engines.vllm_omni.determinism import make_deterministic
