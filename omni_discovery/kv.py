@@ -82,6 +82,14 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstKeys:
+    """The first keys under a prefix, with empty values, and the number of all; as cheap among many as among few."""
+
+    items: tuple[KeyValue, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class PutEvent:
     """A key was written."""
 
@@ -157,6 +165,9 @@ class KVStore(KVCalls, Protocol):
 
     async def revoke(self, lease_id: int) -> None:
         """End a lease and delete its keys. Does nothing for a lease that is gone."""
+
+    async def first_keys(self, prefix: str, limit: int) -> FirstKeys:
+        """Read the first ``limit`` keys under a prefix, without their values, and count all of them."""
 
     async def list_key(self, key: str) -> Listing:
         """Read one key: a listing of that key alone, or of none, with the revision at which it was read."""

@@ -20,6 +20,7 @@ from omni_discovery.errors import CompactedError, LeaseNotFoundError, RegistryUn
 from omni_discovery.kv import (
     Claim,
     DeleteEvent,
+    FirstKeys,
     Held,
     KeyValue,
     LeaseGrant,
@@ -235,6 +236,11 @@ class FakeKV:
         self._check_reachable()
         revisions = [item.mod_revision for key, item in self._items.items() if key.startswith(prefix)]
         return Summary(len(revisions), max(revisions, default=0))
+
+    async def first_keys(self, prefix: str, limit: int) -> FirstKeys:
+        """See KVStore."""
+        items = (await self.list(prefix, keys_only=True)).items
+        return FirstKeys(items[:limit], len(items))
 
     async def list_key(self, key: str) -> Listing:
         """See KVStore."""

@@ -29,7 +29,7 @@ from omni_discovery.etcd.config import RegistrySecurity, parse_endpoints
 from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
-from omni_discovery.kv import Claim, Held, KeyValue, LeaseGrant, LeaseTime, Listing, Summary, WatchBatch
+from omni_discovery.kv import Claim, FirstKeys, Held, KeyValue, LeaseGrant, LeaseTime, Listing, Summary, WatchBatch
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -198,6 +198,13 @@ class EtcdKV:
         )
         response = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
         return Summary(int(response.count), max((int(kv.mod_revision) for kv in response.kvs), default=0))
+
+    async def first_keys(self, prefix: str, limit: int) -> FirstKeys:
+        """See KVStore. etcd reads no more than these, and counts the others in its index."""
+        raw = prefix.encode()
+        request = rpc.RangeRequest(key=raw or b"\0", range_end=prefix_end(raw), limit=limit, keys_only=True)
+        response = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
+        return FirstKeys(tuple(map(to_key_value, response.kvs)), int(response.count))
 
     async def list_key(self, key: str) -> Listing:
         """See KVStore."""

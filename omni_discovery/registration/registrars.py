@@ -1,10 +1,10 @@
-"""The two kinds of leased keys: a replica's, with the lowest free id of its stage, and a hub's, with a fixed name."""
+"""The two kinds of leased keys: a replica's, with a free id of its stage, the lowest among few, and a hub's."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +16,7 @@ from omni_discovery.errors import (
     RegistryDeniedError,
     RegistryUnavailableError,
 )
-from omni_discovery.kv import KeyValue, KVStore, Listing
+from omni_discovery.kv import FirstKeys, KeyValue, KVStore, Listing
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.records.sizes import check_value
@@ -24,8 +24,11 @@ from omni_discovery.registration.leased_key import LeasedKey, watch_population
 
 #: Fields that change all the time; a change of them alone is written at most once a load interval.
 _SLOW_FIELDS: Final = frozenset({"queue_length", "progress"})
-#: Ids that were listed longer ago are listed again: an id may have become free since.
-_LISTED_FOR_S: Final = 2.0
+#: Ids that were read longer ago are read again: an id may have become free since.
+_READ_FOR_S: Final = 2.0
+#: So many taken ids are read at first, with the number of all. Among more, the first id to be tried is their number,
+#: which is free unless there are gaps: a list of all costs etcd and the client more than all the rest.
+_READ_AT_FIRST: Final = 128
 #: After so many lost claims an id is not the next free one but drawn from those ahead, twice as many each time.
 _CLAIMS_IN_TURN: Final = 16
 _MOST_DOUBLINGS: Final = 14
@@ -65,7 +68,7 @@ class ReplicaRegistrar(LeasedKey):
 
     The record's ``replica_id`` and ``epoch`` are filled in here; ``wanted_id`` is claimed if it is free. After a loss
     the former id is claimed again if it is free. Where many claim at once, ids have gaps, and claims are few.
-    Three round trips: the lease, beside it a list of the taken ids unless an id is wanted; the claim, which also reads
+    Three round trips: the lease, beside it a read of the taken ids unless an id is wanted; the claim, which also reads
     the id's control key; and the record with its epoch.
     """
 
@@ -80,26 +83,28 @@ class ReplicaRegistrar(LeasedKey):
         self._is_withdrawn = False
         #: The lease under which a key was claimed last, or may have been: the answer can be lost.
         self._tried_lease_id = 0
-        #: Lists the taken ids while the lease is granted; None once that was used.
-        self._listing_ids: asyncio.Task[Listing] | None = None
-        self._listed_at_s = 0.0
+        #: Reads the taken ids while the lease is granted; None once that was used.
+        self._reading_ids: asyncio.Task[FirstKeys] | None = None
+        self._read_at_s = 0.0
         #: The control key of the claimed id, as it was when that was claimed; None if it was not read then.
         self.control_listing: Listing | None = None
 
     @property
     def name(self) -> str:
         """See LeasedKey."""
-        if self._wanted_id is None:
-            return keys.replicas_prefix(self._namespace, self._record.stage_id)
-        return self._key_of(self._wanted_id)
+        return self._prefix if self._wanted_id is None else self._key_of(self._wanted_id)
+
+    @property
+    def _prefix(self) -> str:
+        return keys.replicas_prefix(self._namespace, self._record.stage_id)
 
     def start(self) -> None:
         """Begin to register; returns at once."""
         super().start()
         if self._wanted_id is None:
-            self._listed_at_s = self._clock.monotonic_s()
-            self._listing_ids = asyncio.create_task(self._list_ids(), name="taken-ids")
-            self._tasks = (*self._tasks, self._listing_ids)
+            self._read_at_s = self._clock.monotonic_s()
+            self._reading_ids = asyncio.create_task(self._kv.first_keys(self._prefix, _READ_AT_FIRST), name="taken-ids")
+            self._tasks = (*self._tasks, self._reading_ids)
         every = keys.replicas_prefix(self._namespace)
         counting = watch_population(self._kv, every, self._load_pace, self._clock, self._jitter)
         self._tasks = (*self._tasks, asyncio.create_task(counting, name="write-budget"))
@@ -119,24 +124,26 @@ class ReplicaRegistrar(LeasedKey):
     async def _claim(self, lease_id: int) -> KeyValue:
         self.control_listing = None
         self._registered_at_s = self._clock.wall_s()
-        early, self._listing_ids = self._listing_ids, None
+        early, self._reading_ids = self._reading_ids, None
         is_first, self._tried_lease_id = lease_id != self._tried_lease_id, lease_id
-        listing = None
-        if is_first and self._wanted_id is not None:
+        found, likely_id = None, self._wanted_id
+        if is_first and early is not None and self._clock.monotonic_s() < self._read_at_s + _READ_FOR_S:
+            found = await early
+            likely_id = found.count if found.count > len(found.items) else None
+        if is_first and likely_id is not None:
             # The transaction says whether the id is free, and this lease can't have a key yet.
-            claimed = await self._create(self._wanted_id, lease_id)
+            found, claimed = None, await self._create(likely_id, lease_id)
             if claimed is not None:
                 return claimed
-        elif is_first and early is not None and self._clock.monotonic_s() < self._listed_at_s + _LISTED_FOR_S:
-            listing = await early
-        return await self._claim_free_id(listing or await self._list_ids(), lease_id)
+        items = (await self._kv.list(self._prefix, keys_only=True)).items if found is None else found.items
+        return await self._claim_free_id(items, lease_id)
 
-    async def _claim_free_id(self, listing: Listing, lease_id: int) -> KeyValue:
-        for item in listing.items:
+    async def _claim_free_id(self, items: Sequence[KeyValue], lease_id: int) -> KeyValue:
+        for item in items:
             if item.lease_id == lease_id:
                 # Claimed by an earlier attempt whose answer was lost.
                 return item
-        taken = {item.key for item in listing.items}
+        taken = {item.key for item in items}
         free = (number for number in self._candidates() if self._key_of(number) not in taken)
         doublings = -_CLAIMS_IN_TURN
         while True:
@@ -147,9 +154,6 @@ class ReplicaRegistrar(LeasedKey):
             doublings = min(doublings + 1, _MOST_DOUBLINGS)
             for _ in range(int(self._jitter() * 2 ** max(0, doublings))):
                 next(free)
-
-    async def _list_ids(self) -> Listing:
-        return await self._kv.list(keys.replicas_prefix(self._namespace, self._record.stage_id), keys_only=True)
 
     def _candidates(self) -> Iterator[int]:
         if self._wanted_id is not None:

@@ -49,6 +49,8 @@ class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     body: msgspec.Raw
 
 
+_encode: Final = msgspec.msgpack.Encoder().encode
+_Ext: Final = msgspec.msgpack.Ext
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 _decode_place: Final = msgspec.msgpack.Decoder(_Place).decode
 
@@ -73,11 +75,11 @@ def serialize_parts(obj: Any) -> list[Buffer]:
             return value.item()
         code, dtype, shape, raw = _take_apart(value)
         tensors.append(raw)
-        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(_Place(dtype, shape, len(tensors) - 1)))
+        return _Ext(code, _encode(_Place(dtype, shape, len(tensors) - 1)))
 
     try:
         body = msgspec.Raw(msgspec.msgpack.encode(obj, enc_hook=extend))
-        head = msgspec.msgpack.encode(_Head(tuple(map(len, tensors)), body))
+        head = _encode(_Head(tuple(map(len, tensors)), body))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise SerializationError(f"can't be handed over: {error}") from error
     check_structure(head)
@@ -132,9 +134,10 @@ def _read_head(view: memoryview) -> tuple[_Head, int]:
     end = _PREFIX.size + head_length
     if magic != _MAGIC or end > len(view):
         raise SerializationError("the bytes do not start like a hand-off, or are cut short")
-    check_structure(view[_PREFIX.size : end])
+    head = view[_PREFIX.size : end]
+    check_structure(head)
     try:
-        return _decode_head(view[_PREFIX.size : end]), end
+        return _decode_head(head), end
     except (msgspec.DecodeError, RecursionError) as error:
         raise SerializationError(f"not a hand-off: {error}") from error
 
@@ -169,9 +172,19 @@ def _tensor_bytes(torch: Any, value: Any, seen_as: Any) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())
 
 
-@lru_cache(maxsize=64)
+#: What ``_dtype_of`` has said of dtypes, of which torch has some dozens.
+_known_dtypes: Final[dict[Any, tuple[str, Any]]] = {}
+
+
 def _dtype_of(dtype: Any) -> tuple[str, Any]:
     """The name of a tensor's dtype, and a dtype of the same size that numpy and memoryview know, or itself."""
+    found = _known_dtypes.get(dtype)
+    if found is None:
+        found = _known_dtypes[dtype] = _look_at_dtype(dtype)
+    return found
+
+
+def _look_at_dtype(dtype: Any) -> tuple[str, Any]:
     name = str(dtype).removeprefix("torch.")
     if not _TENSOR_DTYPE.fullmatch(name):
         raise SerializationError(f"tensors of {name} can't be handed over")

@@ -231,6 +231,18 @@ async def test_a_list_of_keys_alone_has_everything_but_the_values(store: Store, 
     assert bare.items[0].lease_id == grant.lease_id
 
 
+async def test_the_first_keys_come_without_values_and_with_the_number_of_all(store: Store, prefix: str) -> None:
+    names = [f"{prefix}{number:03d}" for number in range(140)]
+    await asyncio.gather(*(store.kv.put(name, b"long") for name in names))
+    await store.kv.put(prefix.removesuffix("/") + "0", b"neighbour")
+    whole = await store.kv.list(prefix, keys_only=True)
+    few = await store.kv.first_keys(prefix, 7)
+    assert (few.items, few.count) == (whole.items[:7], 140)
+    assert (await store.kv.first_keys(prefix, 141)).items == whole.items
+    none = await store.kv.first_keys(prefix + "x/", 7)
+    assert (none.items, none.count) == ((), 0)
+
+
 async def test_a_watch_stands_then_tells_puts_and_deletes_in_order(store: Store, prefix: str) -> None:
     start = (await store.kv.list(prefix)).revision + 1
     async with aclosing(await opened(store.kv, prefix, start)) as batches:

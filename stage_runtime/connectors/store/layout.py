@@ -149,14 +149,15 @@ class Header:
 
 def key_digest(namespace: str, from_stage: str, to_stage: str, key: str) -> bytes:
     """The hash of a key, 16 bytes. Texts are hashed with their lengths, so no other four texts give the same."""
-    before = _with_lengths(namespace, from_stage, to_stage)
-    return hashlib.blake2b(before + key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    hashed = _hash_of_edge(namespace, from_stage, to_stage).copy()
+    hashed.update(key.encode("utf-8", "surrogatepass"))
+    return hashed.digest()
 
 
 @lru_cache(maxsize=256)
-def _with_lengths(*texts: str) -> bytes:
+def _hash_of_edge(*texts: str) -> hashlib.blake2b:
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return b"".join(len(text).to_bytes(8, "little") + text for text in encoded)
+    return hashlib.blake2b(b"".join(len(text).to_bytes(8, "little") + text for text in encoded), digest_size=16)
 
 
 # Paths are plain text here: making a Path takes longer than what is done with it.

@@ -48,8 +48,11 @@ _MOST_FREE: Final = 256
 _FREE_SHARE: Final = 16
 #: How many free blocks of a size are tried for one without readers before a new one is made.
 _TRIES: Final = 16
-#: Parts from this size on are copied by numpy, which releases the GIL; smaller ones are joined first.
+#: Parts from this size on are copied one by one, smaller ones are joined first.
 _LARGE: Final = 16384
+#: Parts from this size on are copied by numpy, which releases the GIL. What is smaller is copied within some ten
+#: microseconds, and is not worth the steps that numpy needs for it.
+_HUGE: Final = 2 << 20
 #: How many other names a block tries if the one that it had was taken meanwhile.
 _NAMES_TRIED: Final = 3
 _FREE: Final = bytes([State.FREE])
@@ -128,8 +131,12 @@ class ShmBlock:
                 continue
             place = self._write(small, place)
             small.clear()
-            np.frombuffer(self._map, np.uint8, len(part), place)[:] = np.frombuffer(part, np.uint8)
-            place += len(part)
+            end = place + len(part)
+            if len(part) < _HUGE:
+                self._map[place:end] = part
+            else:
+                np.frombuffer(self._map, np.uint8, len(part), place)[:] = np.frombuffer(part, np.uint8)
+            place = end
         self._write(small, place)
         about = (State.READY, NOT_FETCHED, self._counted, size_bytes)
         HEADER.pack_into(self._map, 0, MAGIC, *about, *self._whose, generation, key_digest)
@@ -225,6 +232,8 @@ class ShmBlock:
         return found[0] if found else NOT_FETCHED
 
     def _write(self, small: Sequence[Buffer], place: int) -> int:
+        if not small:
+            return place
         written = b"".join(small)
         self._map[place : place + len(written)] = written
         return place + len(written)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 
 import pytest
 
-from omni_discovery.kv import Claim, Listing
+from omni_discovery.kv import Claim, FirstKeys, Listing
+from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaRecord, ReplicaStatus
 from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import ReplicaRegistrar, replica_id_of
@@ -34,6 +36,53 @@ class CountingKV(FakeKV):
         claim = await super().create(key, value, lease_id, also_read=also_read)
         await asyncio.sleep(0)
         return claim
+
+
+class ListedKV(FakeKV):
+    """Counts the lists of a whole prefix, and the claims."""
+
+    lists = claims = 0
+
+    async def list(self, prefix: str, *, keys_only: bool = False) -> Listing:
+        self.lists += 1
+        return await super().list(prefix, keys_only=keys_only)
+
+    async def first_keys(self, prefix: str, limit: int) -> FirstKeys:
+        self.lists -= 1
+        return await super().first_keys(prefix, limit)
+
+    async def create(self, key: str, value: bytes, lease_id: int = 0, *, also_read: str | None = None) -> Claim:
+        self.claims += 1
+        return await super().create(key, value, lease_id, also_read=also_read)
+
+
+async def registered_among(ids: Iterable[int]) -> tuple[int, int, int]:
+    """The id of one replica that registers while those ids are taken; how many claims and whole lists it took."""
+    clock, taken = ManualClock(), list[int]()
+    kv = ListedKV(clock)
+    for number in ids:
+        await kv.put(keys.replica_key("default", 0, number), b"")
+    listener = Listener(on_registered=lambda key: taken.append(replica_id_of(key)))
+    registrar = ReplicaRegistrar(kv, "default", RECORD, clock=clock, listener=listener)
+    registrar.start()
+    await settle()
+    claims, lists = kv.claims, kv.lists
+    await registrar.close()
+    return taken[0], claims, lists
+
+
+async def test_among_few_it_is_the_lowest_free_id_and_nothing_is_listed() -> None:
+    assert await registered_among([0, 1, 2, 4, 5]) == (3, 1, 0)
+    assert await registered_among(range(127)) == (127, 1, 0)
+
+
+async def test_among_many_it_is_their_number_and_nothing_is_listed() -> None:
+    """Keys are read in the order of text, so the first hundred of a thousand ids say little about gaps."""
+    assert await registered_among(range(1000)) == (1000, 1, 0)
+
+
+async def test_among_many_with_gaps_the_lowest_free_id_is_taken_if_their_number_is_taken() -> None:
+    assert await registered_among(set(range(1000)) - {700}) == (700, 2, 1)
 
 
 async def registered_at_once(count: int) -> tuple[list[int], int]:
