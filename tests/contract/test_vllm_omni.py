@@ -298,8 +298,13 @@ def test_requests_of_two_talkers_with_the_same_names_are_kept_apart(chunked: Pai
     for key, each in zip("ab", handed, strict=True):
         chunked.decoder.add(StageRequest(key, key, payloads={0: each}))
     together = finish(chunked.decoder, "a", "b")
-    assert not np.array_equal(alone[0], alone[1])
-    assert [np.array_equal(sound(together[key]), one) for key, one in zip("ab", alone, strict=True)] == [True, True]
+    shortest = min(map(len, alone))
+    assert np.abs(alone[0][:shortest] - alone[1][:shortest]).max() > 100
+    for key, one in zip("ab", alone, strict=True):
+        heard = sound(together[key])
+        assert len(heard) == len(one)
+        # Two in one step are added up in another order on some processors.
+        assert np.abs(heard - one).max() <= 1
 
 
 def test_a_stream_that_ends_too_early_or_holds_nonsense_fails_its_request_alone(chunked: Pair) -> None:
