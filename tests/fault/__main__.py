@@ -24,7 +24,7 @@ from tests.fault.load import LOADS
 from tests.fault.pairs import all_pairs
 from tests.fault.runs import run
 from tests.fault.site import Site
-from tests.fault.soak import LEFT_OUT, Result, Soak, Window, page
+from tests.fault.soak import LEFT_OUT, RECEIPTS, Result, Soak, Window, page
 from tests.fault.soak import table as table_of_soak
 from tests.support.binaries import require_docker, require_haproxy
 from tests.support.netns import require_netns
@@ -211,7 +211,8 @@ def _soak(given: argparse.Namespace) -> int:
     chosen = {name: known[name] for name in given.fault or known}
     with tempfile.TemporaryDirectory() as folder:
         hubs = (given.hubs or [3])[0]
-        with Site(Path(folder) / "site", hubs, hub_module="tests.fault.counted_hub") as site:
+        flags = ("--receipts", str(RECEIPTS))
+        with Site(Path(folder) / "site", hubs, hub_module="tests.fault.counted_hub", hub_flags=flags) as site:
             soak = Soak(site, chosen, given.soak, given.seed)
             signal.signal(signal.SIGTERM, lambda *_: soak.stop())
 

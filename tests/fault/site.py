@@ -77,9 +77,12 @@ listen hubs
 class Site:
     """All of it, ready to be asked at ``address`` once it is entered."""
 
-    def __init__(self, folder: Path, hubs: int, hub_module: str = "omni_discovery") -> None:
+    def __init__(
+        self, folder: Path, hubs: int, hub_module: str = "omni_discovery", hub_flags: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self._hub_module = hub_module
+        self.hub_flags = hub_flags
         self.names = HUBS[:hubs]
         self.hubs: dict[str, Hub] = {}
         #: By stage and side.
@@ -148,7 +151,7 @@ class Site:
         (folder / "deploy.yaml").write_text(DOCUMENT)
         self._lives += 1
         flags = ["--deploy-config", str(folder / "deploy.yaml"), "--hub-only", "--host", host.address]
-        flags += ["--port", str(PORT), "--max-waiting", "16", *self._registry()]
+        flags += ["--port", str(PORT), "--max-waiting", "16", *self.hub_flags, *self._registry()]
         variables = {"PYTHONPATH": str(ROOT), **(variables or {})}
         self.hubs[name] = Hub(
             folder, flags, NAMESPACE, variables, module=self._hub_module, host=host, name=f"hub-{self._lives}"

@@ -26,6 +26,9 @@ from tests.fault.site import Site
 from tests.support.quiet import soon_s
 
 LOAD: Final = "steady"
+#: Receipts that each hub keeps. Of 10 000, the default, the ring fills for two hours, which can't be told from a leak;
+#: this one is full before the lines of half an hour begin.
+RECEIPTS: Final = 100
 #: What starts every process again would end all series, and one needs that before it begins.
 LEFT_OUT: Final = ("no-fault", "clock-steps", "rolling-restart")
 #: Between two faults.
