@@ -6,6 +6,7 @@ came in the first fifth is not fitted: caches fill then.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -129,6 +130,16 @@ def _stalled(seen: Seen, windows: Sequence[Window], slack_s: float) -> list[str]
 
 def _names(windows: Sequence[Window]) -> str:
     return ", ".join(each.fault for each in windows) or "no fault"
+
+
+def weights_of(site: Site) -> dict[str, list[Any]]:
+    """What hubs' memory was made of at several moments, by hub; empty where they were not weighed."""
+    files = {name: site.folder / name / "weights" for name in site.names}
+    return {
+        name: [json.loads(line) for line in file.read_text().splitlines()]
+        for name, file in files.items()
+        if file.exists()
+    }
 
 
 def judge_windows(windows: Sequence[Window]) -> list[str]:

@@ -78,7 +78,7 @@ def _keep_weighing(minutes: list[float], *, deeply: bool) -> None:
     ignored = [tracemalloc.Filter(False, tracemalloc.__file__), tracemalloc.Filter(False, __file__)]
     for minute in minutes:
         time.sleep(max(0.0, began_s + 60.0 * minute - time.monotonic()))
-        found = {"minute": minute, **_weight(deeply=deeply)}
+        found = {"minute": minute, "pid": os.getpid(), **_weight(deeply=deeply)}
         if deeply:
             snapshot = tracemalloc.take_snapshot().filter_traces(ignored)
             if first is not None:
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     is_deep = bool(os.environ.get("WEIGHED_DEEPLY"))
     if is_deep:
         tracemalloc.start()
-    at = [float(each) for each in os.environ.get("WEIGHED_AT", "1,3,6,10").split(",")]
+    at = [float(each) for each in os.environ.get("WEIGHED_AT", "1,3,6,10,15,20,25,29").split(",")]
     threading.Thread(target=tell_tasks, daemon=True).start()
     threading.Thread(target=_keep_weighing, args=(at,), kwargs={"deeply": is_deep}, daemon=True).start()
     sys.exit(main())
