@@ -24,7 +24,7 @@ from tests.fault.load import LOADS
 from tests.fault.pairs import all_pairs
 from tests.fault.runs import run
 from tests.fault.site import Site
-from tests.fault.soak import LEFT_OUT, Result, Soak, Window, page
+from tests.fault.soak import LEFT_OUT, RECEIPTS, Result, Soak, Window, page, weights_of
 from tests.fault.soak import table as table_of_soak
 from tests.support.binaries import require_docker, require_haproxy
 from tests.support.netns import require_netns
@@ -136,6 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--two", action="store_true", help="the pairs, two faults at once; with three hubs")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="drawn faults and pairs all the time, so long")
     parser.add_argument("--seed", type=int, default=1, help="of a soak's draws")
+    parser.add_argument("--weigh", action="store_true", help="of a soak: also write what its hubs' memory is made of")
     parser.add_argument("--load", action="append", choices=sorted(LOADS))
     parser.add_argument("--hubs", action="append", type=int, choices=(1, 3))
     parser.add_argument("--list", action="store_true", help="print all faults")
@@ -211,7 +212,9 @@ def _soak(given: argparse.Namespace) -> int:
     chosen = {name: known[name] for name in given.fault or known}
     with tempfile.TemporaryDirectory() as folder:
         hubs = (given.hubs or [3])[0]
-        with Site(Path(folder) / "site", hubs, hub_module="tests.fault.counted_hub") as site:
+        flags = ("--receipts", str(RECEIPTS))
+        module = f"tests.fault.{'weighed' if given.weigh else 'counted'}_hub"
+        with Site(Path(folder) / "site", hubs, hub_module=module, hub_flags=flags) as site:
             soak = Soak(site, chosen, given.soak, given.seed)
             signal.signal(signal.SIGTERM, lambda *_: soak.stop())
 
@@ -221,6 +224,7 @@ def _soak(given: argparse.Namespace) -> int:
                     _write_soak(given.out, None, soak.windows, {})
 
             result, sampled = soak.run(told)
+            sampled["weights"] = weights_of(site)
             result = msgspec.structs.replace(result, wrong=[*result.wrong, *site.stop()])
     say(page(result))
     if given.out:

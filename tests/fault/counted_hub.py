@@ -15,7 +15,8 @@ from typing import Any
 from omni_discovery.commands.main import main
 
 
-def _tell() -> None:
+def tell_tasks() -> None:
+    """See the module; does not return."""
     # Python 3.12 has renamed it.
     names: Any = vars(asyncio.tasks)
     known = names["_all_tasks"] if "_all_tasks" in names else names["_scheduled_tasks"]
@@ -29,5 +30,5 @@ def _tell() -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_tell, daemon=True).start()
+    threading.Thread(target=tell_tasks, daemon=True).start()
     sys.exit(main())

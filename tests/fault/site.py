@@ -26,6 +26,7 @@ from tests.support.cluster import EtcdCluster, Member, etcd_image
 from tests.support.hub import Hub
 from tests.support.netns import Host, Network
 from tests.support.processes import Child, wait_for
+from tests.support.quiet import soon_s
 from tests.support.registry import etcdctl
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -77,9 +78,12 @@ listen hubs
 class Site:
     """All of it, ready to be asked at ``address`` once it is entered."""
 
-    def __init__(self, folder: Path, hubs: int, hub_module: str = "omni_discovery") -> None:
+    def __init__(
+        self, folder: Path, hubs: int, hub_module: str = "omni_discovery", hub_flags: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self._hub_module = hub_module
+        self.hub_flags = hub_flags
         self.names = HUBS[:hubs]
         self.hubs: dict[str, Hub] = {}
         #: By stage and side.
@@ -135,7 +139,7 @@ class Site:
             for side in SIDES:
                 self.start_supervisor(stage, side)
         self._start_haproxy()
-        wait_for("a whole site", lambda: self.lack() == "", 120.0)
+        wait_for("a whole site", lambda: self.lack() == "", soon_s(120.0))
 
     # -- What runs ------------------------------------------------------------------------------------------------
 
@@ -148,7 +152,7 @@ class Site:
         (folder / "deploy.yaml").write_text(DOCUMENT)
         self._lives += 1
         flags = ["--deploy-config", str(folder / "deploy.yaml"), "--hub-only", "--host", host.address]
-        flags += ["--port", str(PORT), "--max-waiting", "16", *self._registry()]
+        flags += ["--port", str(PORT), "--max-waiting", "16", *self.hub_flags, *self._registry()]
         variables = {"PYTHONPATH": str(ROOT), **(variables or {})}
         self.hubs[name] = Hub(
             folder, flags, NAMESPACE, variables, module=self._hub_module, host=host, name=f"hub-{self._lives}"

@@ -6,6 +6,7 @@ came in the first fifth is not fitted: caches fill then.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -26,6 +27,9 @@ from tests.fault.site import Site
 from tests.support.quiet import soon_s
 
 LOAD: Final = "steady"
+#: Receipts that each hub keeps. Of 10 000, the default, the ring fills for two hours, which can't be told from a leak;
+#: this one is full before the lines of half an hour begin.
+RECEIPTS: Final = 100
 #: What starts every process again would end all series, and one needs that before it begins.
 LEFT_OUT: Final = ("no-fault", "clock-steps", "rolling-restart")
 #: Between two faults.
@@ -126,6 +130,16 @@ def _stalled(seen: Seen, windows: Sequence[Window], slack_s: float) -> list[str]
 
 def _names(windows: Sequence[Window]) -> str:
     return ", ".join(each.fault for each in windows) or "no fault"
+
+
+def weights_of(site: Site) -> dict[str, list[Any]]:
+    """What hubs' memory was made of at several moments, by hub; empty where they were not weighed."""
+    files = {name: site.folder / name / "weights" for name in site.names}
+    return {
+        name: [json.loads(line) for line in file.read_text().splitlines()]
+        for name, file in files.items()
+        if file.exists()
+    }
 
 
 def judge_windows(windows: Sequence[Window]) -> list[str]:

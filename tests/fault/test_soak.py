@@ -15,10 +15,13 @@ import pytest
 from tests.fault.faults import Fault
 from tests.fault.flat import BOUNDS, LEAST_SAMPLES, Fit, fit, line_of
 from tests.fault.judge import Promise
-from tests.fault.load import Report, Seen
+from tests.fault.load import LOADS, Report, Seen
 from tests.fault.samples import held_by
-from tests.fault.site import Site
+from tests.fault.site import HUBS, Site
 from tests.fault.soak import (
+    LOAD,
+    RECEIPTS,
+    SETTLING,
     Result,
     Soak,
     Window,
@@ -96,6 +99,11 @@ def test_a_soak_in_which_a_kind_of_process_is_not_judged_is_no_proof() -> None:
     assert [line for line in said if "lived long enough" in line] == [
         f"no {kind} lived long enough to be judged" for kind in ("supervisor", "replica 0")
     ]
+
+
+def test_receipts_have_filled_their_ring_before_the_lines_of_half_an_hour_begin() -> None:
+    """With three hubs, and twice over: a hub gets less while it is taken."""
+    assert LOADS[LOAD].rate / len(HUBS) * SETTLING * 30.0 * 60.0 >= 2 * RECEIPTS
 
 
 def test_every_fault_comes_once_before_any_comes_twice() -> None:
