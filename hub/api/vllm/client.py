@@ -17,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from hub.api.exchange import current_exchange
-from hub.api.vllm.bounds.body import asks_tools
+from hub.api.vllm.bounds.body import asked_now
 from hub.api.vllm.bounds.fan_out import announce, answer_size, in_flight, merged
 from hub.api.vllm.bounds.pacing import TextPace
 from hub.api.vllm.control import StageAdapters, StageControl
@@ -86,12 +86,19 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
             check_prompt(prompt, data_parallel_rank, kv_hints)
             self._omni.client_bounds.check_asked(None, priority)
             # First, because vLLM's own check below fills in fields.
-            choices = params_of_choices(sampling_params)
+            asked_of_all = asked_now()
+            choices = params_of_choices(sampling_params, asked_of_all.prompts)
             announce(len(choices))
             token_ids = self._checked_tokens(request_id, prompt, sampling_params, TASKS, lora_request)
             check_prompt_logprobs(sampling_params, len(token_ids))
-        is_paced = self.paces_calls and asks_tools()
-        answer = _Answer(request_id, prompt.get("prompt"), token_ids, sampling_params, is_paced=is_paced)
+            answer = _Answer(
+                request_id,
+                prompt.get("prompt"),
+                token_ids,
+                sampling_params,
+                is_paced=self.paces_calls and asked_of_all.has_tools,
+                shows_prompt=asked_of_all.shows_prompts,
+            )
         inputs = {"prompt_token_ids": answer.token_ids} | ({"images": pictures} if pictures else {})
         asked = [self.adapters.params(params, lora_request, prompt.get("cache_salt")) for params in choices]
         return self._outputs(answer, inputs, asked, {"priority": priority, "trace_headers": trace_headers})
@@ -199,10 +206,20 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
 
 
 class _Answer:
-    """The answers of one request so far, in the pieces that vLLM's server wants."""
+    """The answers of one request so far, in the pieces that vLLM's server wants.
+
+    Raise InvalidRequestError where the prompt is shown in each of them and they get too long by that.
+    """
 
     def __init__(
-        self, request_id: str, prompt: str | None, token_ids: list[int], params: Any, *, is_paced: bool = False
+        self,
+        request_id: str,
+        prompt: str | None,
+        token_ids: list[int],
+        params: Any,
+        *,
+        is_paced: bool = False,
+        shows_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
         self.token_ids = token_ids
@@ -222,6 +239,9 @@ class _Answer:
         #: Their texts in pieces, until they have ended.
         self._texts: list[list[str]] = [[] for _ in self._answers]
         self._size = answer_size(is_streamed=self._kind == RequestOutputKind.DELTA)
+        # A beam search is many requests, and shows its few answers once.
+        if shows_prompt and self._kind == RequestOutputKind.FINAL_ONLY:
+            self._count_prompt(params.n)
         #: Where calls are read out of their pieces: by answer, what waits to go on.
         self._paces = [TextPace() for _ in self._answers] if is_paced else []
         self._waiting: list[CompletionOutput | None] = [None] * params.n
@@ -279,6 +299,15 @@ class _Answer:
             kept_bytes += len(output.text) + 8 * len(output.token_ids)
             kept_bytes += logprobs_bytes(output.logprobs) if self._logprobs is not None else 0
         self._size.add(kept_bytes)
+
+    def _count_prompt(self, answers: int) -> None:
+        shown_bytes = answers * (len(self._prompt or "") + 8 * len(self.token_ids))
+        if not self._size.has_room(shown_bytes):
+            raise InvalidRequestError(
+                f"a prompt of {len(self.token_ids)} tokens that is shown in each of {answers} answers is too long for "
+                "one answer: ask for fewer, or with 'stream': true"
+            )
+        self._size.add(shown_bytes)
 
     def _made(self, index: int, outputs: list[CompletionOutput]) -> RequestOutput:
         of_prompt = self._of_prompt.get(index) or self._of_prompt.get(0)

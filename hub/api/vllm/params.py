@@ -76,10 +76,11 @@ def stage_params(asked: Any) -> dict[str, Any]:
     return params
 
 
-def params_of_choices(asked: Any) -> list[dict[str, Any]]:
+def params_of_choices(asked: Any, prompts: int = 1) -> list[dict[str, Any]]:
     """The parameters of each of ``n`` answers; a seed is incremented from one to the next, as in vLLM.
 
-    Raise InvalidRequestError if ``n`` is too large, or the answer's form or words may cost too much.
+    ``prompts``: how many the request has in all, each with so many answers. Raise InvalidRequestError if ``n`` is too
+    large, or the answer's form or words may cost too much.
     """
     if asked.n > MAX_ANSWERS:
         raise InvalidRequestError(
@@ -89,7 +90,7 @@ def params_of_choices(asked: Any) -> list[dict[str, Any]]:
     if params.get("structured_outputs"):
         # VLLM's server has made some of them itself, from tools.
         check_answer_form("structured_outputs", params["structured_outputs"])
-    check_token_choices(params, asked.n)
+    check_token_choices(params, asked.n * prompts)
     if asked.n == 1:
         return [params]
     seed = params.get("seed")
@@ -109,7 +110,8 @@ def check_prompt_logprobs(asked: Any, prompt_tokens: int) -> None:
     """Raise InvalidRequestError if all answers together would have too many prompt logprobs."""
     if asked.prompt_logprobs is None:
         return
-    each, answers = prompt_tokens * (asked.prompt_logprobs + 1), answers_with_prompt(asked)
+    # The server writes them into each answer, also where the stage has told them once.
+    each, answers = prompt_tokens * (asked.prompt_logprobs + 1), asked.n
     if each * answers > MAX_PROMPT_LOGPROBS:
         times = f", for each of {answers} answers," if answers > 1 else ""
         raise InvalidRequestError(

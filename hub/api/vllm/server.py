@@ -17,10 +17,11 @@ from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.openai.chat_completion import batch_serving
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.pooling.base import serving as pooling_serving
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
-from hub.api.vllm.bounds.fan_out import merge_in
+from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_parsers
 from hub.api.vllm.client import OmniEngineClient
@@ -86,6 +87,7 @@ class VllmFrontend:
         shorten_errors(app)
         merge_in((batch_serving, completion_serving, pooling_serving))
         bound_parsers()
+        begin_by_turns(BaseServing)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 import logging
 import re
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -236,6 +238,8 @@ async def test_an_abort_before_the_prompt_was_told_of_is_an_end_and_no_failure(f
         ({"n": 9}, "n: 9 answers, where one request may have 8", 8),
         ({"n": 6, "prompt": ["1", "2", "3"]}, "may come to 16 texts, or prompts", 15),
         ({"n": 8, "echo": True, "logprobs": 20, "stream": True, "prompt": [5] * 60}, "each of 8 answers", 7),
+        ({"n": 8, "prompt_logprobs": 20, "prompt": [5] * 60}, "each of 8 answers", 7),
+        ({"n": 8, "logit_bias": {"5": 1.0}, "prompt": ["1", "2"]}, "1 tokens for each of 16 answers", 14),
     ],
 )
 async def test_no_request_takes_a_hub_for_itself(
@@ -245,6 +249,7 @@ async def test_no_request_takes_a_hub_for_itself(
     monkeypatch.setattr("hub.api.vllm.params.MAX_ANSWERS", 8)
     monkeypatch.setattr("hub.api.vllm.bounds.fan_out.MAX_IN_ALL", 16)
     monkeypatch.setattr("hub.api.vllm.params.MAX_PROMPT_LOGPROBS", 8 * 60 * 21 - 1)
+    monkeypatch.setattr("omni_discovery.inputs.token_choices.MAX_BIASED_TOKENS", 15)
     async with serving(frontend, speak) as (client, replica):
         answer = await client.post("/v1/completions", json={**ASK, **asked})
         assert answer.status_code == 400, answer.text
@@ -256,6 +261,50 @@ async def test_no_request_takes_a_hub_for_itself(
         beams = {**ASK, "use_beam_search": True, "n": 2, "max_tokens": 12, "ignore_eos": True}
         assert (await client.post("/v1/completions", json=beams)).status_code == 200
         assert len(replica.of(wire.Submit)) > 16
+
+
+@pytest.mark.parametrize("shown", ["echo", "return_token_ids"])
+async def test_a_prompt_that_is_shown_in_each_answer_counts_with_each(
+    frontend: Any, monkeypatch: pytest.MonkeyPatch, shown: str
+) -> None:
+    """The server puts all of it into every whole answer; a stream passes them on."""
+    monkeypatch.setattr("hub.api.generation.body._MOST_ANSWER_BYTES", 4000)
+    asked = {**ASK, "prompt": [5] * 60, "n": 9}
+    async with serving(frontend, speak) as (client, replica):
+        refused = await client.post("/v1/completions", json={**asked, shown: True})
+        assert (refused.status_code, "shown in each of 9 answers is too long" in refused.text) == (400, True)
+        assert not replica.of(wire.Submit)
+        for more in ({}, {shown: True, "n": 2}, {shown: True, "stream": True}):
+            assert (await client.post("/v1/completions", json={**asked, **more})).status_code == 200
+
+
+async def test_a_thousand_prompts_leave_the_loop_to_others(frontend: Any) -> None:
+    """The server asked for all of them in one turn of the loop, 0.6 ms each; and each reads all that is asked anew."""
+    longest_s, is_done = 0.0, False
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while not is_done:
+            began_s = time.thread_time()
+            await asyncio.sleep(0)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+
+    many = {**ASK, "prompt": [[5]] * 1000, "max_tokens": 1}
+    async with serving(frontend, speak) as (client, replica):
+        await client.post("/v1/completions", json=ASK)
+        # What is there already, of all tests, is none of this request's.
+        gc.freeze()
+        watching = asyncio.create_task(watch())
+        answer = await client.post("/v1/completions", json=many)
+        refused = await client.post("/v1/completions", json={**many, "stop_token_ids": [7] * 100_000})
+        is_done = True
+        await watching
+        gc.unfreeze()
+    assert len(replica.of(wire.Submit)) > 1
+    assert answer.status_code in (200, 429), answer.text
+    assert longest_s < 0.25
+    assert refused.status_code == 400
+    assert "count for each of 1000 answers" in refused.text
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,15 @@ _NAMED: Final = ("chat_template_kwargs", "mm_processor_kwargs")
 MAX_NAMES: Final = 64
 #: The power of an answer's length by which beams are compared: beyond, it is no number any more.
 MAX_LENGTH_PENALTY: Final = 10.0
+#: Fields that make up the prompts; all others are said of each answer to each of them.
+_PROMPTS: Final = frozenset({"prompt", "messages", "input"})
+#: Bytes of what is said of each answer, times how many answers there are: the server reads it anew for each, in the
+#: hub's loop, and each request to a replica has it.
+MAX_REPEATED_BYTES: Final = 32 << 20
+#: Fields by which the server shows the prompt in each answer.
+_SHOW_PROMPTS: Final = ("echo", "return_token_ids")
+#: Inputs of ``/inference/v1/generate`` that no stage takes; the server would unpack them first, whatever their size.
+_NOT_TAKEN: Final = ("features", "content_parts")
 #: From so many bytes on a body is checked in a thread: what it asks for may take a fifth of a second to look through.
 _LARGE_BYTES: Final = 16 << 10
 #: A single one: two would take the loop's time from it twice as often.
@@ -50,6 +60,18 @@ class _Forms(msgspec.Struct, frozen=True):
     tools: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks for, as far as the bounds of its answers need it."""
+
+    has_tools: bool = False
+    #: Prompts of a list of prompts, or conversations of a batch: each is a request of its own to the engine.
+    prompts: int = 1
+    #: Whether the prompt is shown in each answer to it.
+    shows_prompts: bool = False
+
+
+_NOTHING: Final = Asked()
 _decoder: Final = msgspec.json.Decoder(_Forms)
 _parts_decoder: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -59,8 +81,8 @@ _FORMS: Final = frozenset(_Forms.__struct_fields__)
 _SPACE: Final = b" \t\r\n"
 
 
-def check_body(body: bytes) -> bool:
-    """Whether the body has tools. Raise InvalidRequestError if to read it, or what it asks for, may cost too much."""
+def check_body(body: bytes) -> Asked:
+    """What a body asks for. Raise InvalidRequestError if to read it, or what it asks for, may cost too much."""
     check_text(body)
     check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
@@ -69,7 +91,7 @@ def check_body(body: bytes) -> bool:
     begin = body.lstrip(_SPACE)
     # A form, which is no JSON in any encoding, or nothing at all.
     if begin.startswith(b"--") or not begin:
-        return False
+        return _NOTHING
     # What is checked has to be what the server reads: it would also read JSON behind a byte order mark.
     if not begin.startswith(b"{"):
         raise InvalidRequestError(
@@ -80,7 +102,12 @@ def check_body(body: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
-    _check_conversations(bytes(parts.get("messages", b"")))
+    conversations = _lists_in(bytes(parts.get("messages", b"")))
+    if conversations > MAX_CONVERSATIONS:
+        raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
+    prompts = max(1, conversations, _lists_in(bytes(parts.get("prompt", b"")), or_texts=True))
+    _check_repeated(parts, prompts)
+    _check_taken(parts)
     _check_names(parts)
     _check_length_penalty(bytes(parts.get("length_penalty", b"")))
     budget = FormBudget()
@@ -92,6 +119,11 @@ def check_body(body: bytes) -> bool:
         if isinstance(value, dict):
             check_schema(name, value, budget)
     tools = asked.tools if isinstance(asked.tools, list) else []
+    _check_tools(tools, budget)
+    return Asked(bool(tools), prompts, any(_is_asked(parts, name) for name in _SHOW_PROMPTS))
+
+
+def _check_tools(tools: list[Any], budget: FormBudget) -> None:
     # Each may take as long as one form.
     if len(tools) > MAX_TOOLS or len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(
@@ -99,14 +131,41 @@ def check_body(body: bytes) -> bool:
         )
     for position, tool in enumerate(tools):
         check_schema(f"tools[{position}]", tool, budget)
-    return bool(tools)
 
 
-def _check_conversations(messages: bytes) -> None:
-    if not messages.startswith(b"[") or not messages[1:].lstrip(_SPACE).startswith(b"["):
-        return
-    if len(_list_decoder.decode(messages)) > MAX_CONVERSATIONS:
-        raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
+def _lists_in(value: bytes, *, or_texts: bool = False) -> int:
+    """How many lists, or texts, a list has; 0 if it is none, or one of something else."""
+    inner = value[1:].lstrip(_SPACE) if value.startswith(b"[") else b""
+    return len(_list_decoder.decode(value)) if inner.startswith((b"[", b'"') if or_texts else b"[") else 0
+
+
+def _is_asked(parts: Mapping[str, msgspec.Raw], name: str) -> bool:
+    return bytes(parts.get(name, b"false")) not in {b"false", b"null"}
+
+
+def _number_in(value: bytes) -> float | None:
+    """A number, as the server reads it; None for what is none, or refused by the server."""
+    try:
+        # To the server, a number in quotes is one.
+        return float(value.strip(b'"'))
+    except ValueError:
+        return None
+
+
+def _check_taken(parts: Mapping[str, msgspec.Raw]) -> None:
+    for name in _NOT_TAKEN:
+        if bytes(parts.get(name, b"null")) not in {b"null", b"[]"}:
+            raise InvalidRequestError(f"{name}: no stage takes it; give pictures in messages of a chat")
+
+
+def _check_repeated(parts: Mapping[str, msgspec.Raw], prompts: int) -> None:
+    each_bytes = sum(len(bytes(part)) for name, part in parts.items() if name not in _PROMPTS)
+    answers = prompts * max(1.0, _number_in(bytes(parts.get("n", b""))) or 1.0)
+    if each_bytes * answers > MAX_REPEATED_BYTES:
+        raise InvalidRequestError(
+            f"what is asked beside the prompts has {each_bytes} bytes, which count for each of {answers:g} answers, "
+            f"where a request may have {MAX_REPEATED_BYTES} in all: ask for less, or for fewer answers"
+        )
 
 
 def _check_names(parts: Mapping[str, msgspec.Raw]) -> None:
@@ -117,13 +176,8 @@ def _check_names(parts: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _check_length_penalty(value: bytes) -> None:
-    try:
-        # To the server, a number in quotes is one.
-        penalty = float(value.strip(b'"'))
-    except ValueError:
-        # None at all, or refused by the server.
-        return
-    if not abs(penalty) <= MAX_LENGTH_PENALTY:
+    penalty = _number_in(value)
+    if penalty is not None and not abs(penalty) <= MAX_LENGTH_PENALTY:
         raise InvalidRequestError(
             f"length_penalty: it has to be between -{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
         )
@@ -147,8 +201,8 @@ class Body:
         self._read_bytes = 0
         #: Why the request is refused, if it is.
         self.refusal: RequestError | None = None
-        #: Whether it has tools, once the whole was checked.
-        self.has_tools = False
+        #: What it asks for, once the whole was checked.
+        self.asked = _NOTHING
         self._check_length(int(length[:20]) if length.isdecimal() else 0)
 
     def _check_length(self, size_bytes: int) -> None:
@@ -182,7 +236,7 @@ class Body:
 
     def check(self, whole: bytes) -> None:
         """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
-        self.has_tools = check_body(whole)
+        self.asked = check_body(whole)
 
     def enter(self) -> None:
         """Make it the body of the current context's request."""
@@ -192,7 +246,7 @@ class Body:
 _current: Final[ContextVar[Body | None]] = ContextVar("body", default=None)
 
 
-def asks_tools() -> bool:
-    """Whether the current context's request has tools."""
+def asked_now() -> Asked:
+    """What the current context's request asks for, as far as its body has been checked."""
     body = _current.get()
-    return body is not None and body.has_tools
+    return _NOTHING if body is None else body.asked

@@ -13,7 +13,7 @@ from vllm_omni.outputs import OmniRequestOutput
 
 from hub.api.errors import NotServedError
 from hub.api.exchange import current_exchange
-from hub.api.vllm.bounds.body import asks_tools
+from hub.api.vllm.bounds.body import asked_now
 from hub.api.vllm.bounds.fan_out import announce, in_flight
 from hub.api.vllm.errors import OmniHttpError
 from hub.api.vllm.omni.errors import current_outcome, not_served, noted
@@ -134,7 +134,7 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
             inputs, of_pictures = inputs_of(prompt, decode, current_outcome().chat)
             params = self._params(asked, of_pictures)
         current_outcome().has_asked = True
-        paced = self.paces_calls and asks_tools()
+        paced = self.paces_calls and asked_now().has_tools
         made = {
             each: FinalStage(request_id, kind, _tokens(inputs), is_paced=paced)
             for each, kind in self._kinds(asked).items()

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.openai.api_server import build_app
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMError
 from vllm_omni.config.endpoint_policy import shutdown_unsupported_routes
 from vllm_omni.entrypoints.openai import api_server as peer
 from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
+from hub.api.vllm.bounds.fan_out import begin_by_turns
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_tool_parser
 from hub.api.vllm.bounds.texts import serve_by_turns
@@ -73,6 +75,7 @@ class OmniFrontend:
         client.paces_calls = may_pace(self._arguments.tool_call_parser)
         tasks: Any = self._pipeline.tasks
         stop_at_first_errors()
+        begin_by_turns(BaseServing)
         with kept_log_levels():
             app: Any = build_app(self._arguments, tasks)
         shorten_errors(app)

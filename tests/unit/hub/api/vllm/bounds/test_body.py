@@ -11,7 +11,14 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from hub.api.vllm.bounds import body
-from hub.api.vllm.bounds.body import MAX_CONVERSATIONS, MAX_NAMES, check_body, checked_aside
+from hub.api.vllm.bounds.body import (
+    MAX_CONVERSATIONS,
+    MAX_NAMES,
+    MAX_REPEATED_BYTES,
+    Asked,
+    check_body,
+    checked_aside,
+)
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
 from omni_discovery.inputs.containers import MAX_OBJECTS
@@ -162,3 +169,49 @@ async def test_a_body_waits_for_its_turn_before_the_server_reads_it(
     else:
         assert (await read.receive())["body"] == whole[5:]
     assert turns == [len(whole)]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "answers"),
+    [
+        ({"prompt": [[5]] * 1000}, 1000),
+        ({"prompt": ["a"] * 500, "n": 2}, 1000),
+        ({"prompt": "a", "n": "1000"}, 1000),
+        ({"prompt": [5, 6], "n": 1000.0}, 1000),
+        ({"messages": [[{"role": "user", "content": "a"}]] * 250, "n": 4}, 1000),
+    ],
+)
+def test_what_is_asked_beside_the_prompts_counts_for_each_answer(prompts: dict[str, Any], answers: int) -> None:
+    """The server read 500 000 tokens to stop at anew for each of 1000 prompts, in one turn of the hub's loop."""
+    most = MAX_REPEATED_BYTES // answers
+    check_body(json.dumps({**prompts, "stop": "a" * (most - 20)}).encode())
+    with pytest.raises(InvalidRequestError, match=f"bytes, which count for each of {answers} answers"):
+        check_body(json.dumps({**prompts, "stop": "a" * most}).encode())
+    check_body(json.dumps({**prompts, "n": None, "stop": "a"}).encode())
+
+
+def test_a_long_prompt_does_not_count_for_each_answer() -> None:
+    check_body(json.dumps({"prompt": "a" * 4_000_000, "n": 1000}).encode())
+    check_body(json.dumps({"messages": [{"role": "user", "content": "a" * 4_000_000}], "n": 1000}).encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ({"prompt": "a"}, Asked()),
+        ({"prompt": ["a", "b"], "echo": True}, Asked(prompts=2, shows_prompts=True)),
+        ({"prompt": [[5], [6], [7]], "return_token_ids": "yes"}, Asked(prompts=3, shows_prompts=True)),
+        ({"prompt": [5, 6], "echo": False, "return_token_ids": None, "tools": [{}]}, Asked(has_tools=True)),
+        ({"prompt": [], "messages": [[], []]}, Asked(prompts=2)),
+    ],
+)
+def test_what_bounds_of_answers_need_is_read_off_the_body(given: dict[str, Any], asked: Asked) -> None:
+    assert check_body(json.dumps(given).encode()) == asked
+
+
+@pytest.mark.parametrize("field", ["features", "content_parts"])
+def test_what_the_server_would_unpack_for_no_stage_is_refused(field: str) -> None:
+    """Pictures there passed by the bound of pixels; tensors were read in the hub's loop, of whatever number."""
+    check_body(json.dumps({"token_ids": [5], field: None}).encode())
+    with pytest.raises(InvalidRequestError, match=f"^{field}: no stage takes it"):
+        check_body(json.dumps({"token_ids": [5], field: [{"type": "image_url", "url": "data:,"}]}).encode())
