@@ -52,6 +52,7 @@ def answers(engine: Engine, *keys: str) -> dict[str, list[int]]:
     return said
 
 
+@pytest.mark.attack("S8")
 def test_a_seeded_request_whose_prompt_takes_several_steps_ends_no_engine(engines: list[Engine]) -> None:
     """1. three requests with a seed come at once, and vLLM computes each prompt in parts
     2. all are answered, each as it is in one part: no draw was lost to the parts

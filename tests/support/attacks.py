@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +309,14 @@ ATTACKS: Final = (
     Attack("R41", "half a million names in the objects of one body", "refused before it costs"),
     Attack("R42", "many connections that ask for /metrics again and again", "eight answers a second; all get one"),
     Attack("R43", "wrong values that vLLM-Omni's server answers 500 to", "a 400 with the reason"),
+    Attack("S1", "a form with thousands of options in the headers of its parts", "refused before it costs"),
+    Attack("S2", "many long bodies whose last bytes come at one moment", "read in turn; others are served between"),
+    Attack("S3", "an answer resumed at hundreds of parts of a client's making", "as many as the answer has"),
+    Attack("S4", "a million empty prompts in one body", "counted before anything is made of them"),
+    Attack("S5", "long parameters that vLLM's server reads anew for each of a thousand prompts", "count for each"),
+    Attack("S6", "a prompt, or its log probabilities, written into each of a thousand answers", "count for each"),
+    Attack("S7", "pictures and tensors that vLLM's server unpacks for a stage that takes none", "refused first"),
+    Attack("S8", "a seed, with a prompt that takes several steps on a CPU", "answered; the engine lives"),
 )
 
 #: Rows without a test, and why.

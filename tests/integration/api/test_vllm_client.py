@@ -264,6 +264,7 @@ async def test_no_request_takes_a_hub_for_itself(
 
 
 @pytest.mark.parametrize("shown", ["echo", "return_token_ids"])
+@pytest.mark.attack("S6")
 async def test_a_prompt_that_is_shown_in_each_answer_counts_with_each(
     frontend: Any, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
@@ -278,6 +279,7 @@ async def test_a_prompt_that_is_shown_in_each_answer_counts_with_each(
             assert (await client.post("/v1/completions", json={**asked, **more})).status_code == 200
 
 
+@pytest.mark.attack("S5")
 async def test_a_thousand_prompts_leave_the_loop_to_others(frontend: Any) -> None:
     """The server asked for all of them in one turn of the loop, 0.6 ms each; and each reads all that is asked anew."""
     longest_s, is_done = 0.0, False

@@ -6,6 +6,8 @@ import asyncio
 import json
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.support.speaking import DRAWER, served
 
 #: Some 20 ms of the loop each, and refused when they have been read.
@@ -39,6 +41,7 @@ class _Client:
         return answer.partition(b"\r\n")[0]
 
 
+@pytest.mark.attack("S2")
 async def test_many_long_bodies_that_end_at_one_moment_do_not_hold_up_a_short_request() -> None:
     """1. forty bodies that take long to be read are there but for their last byte
     2. their last bytes come at one moment, and a short request behind them

@@ -56,6 +56,7 @@ def test_where_the_room_is_taken_whoever_has_the_most_loses_the_last_of_it() -> 
     assert (bodies.size_bytes, bodies.next_body(), bodies.next_body()) == (30, "b1", None)
 
 
+@pytest.mark.attack("S2")
 async def test_between_two_long_bodies_the_loop_has_as_long_for_everything_else() -> None:
     """1. the last bytes of ten bodies come at one moment; to read each takes 20 ms
     2. they are read one after the other, and others have 20 ms between any two

@@ -167,6 +167,7 @@ def test_a_part_of_nothing_is_no_part() -> None:
         wrong.pass_on(0, "t", TEXT)
 
 
+@pytest.mark.attack("S3")
 def test_a_place_has_no_more_parts_than_the_answer() -> None:
     """Every event names all parts: 255 of a client's making cost the hub 0.4 ms and 7 KB an event."""
     names = [f"{choice}{kind}" for choice in range(100) for kind in "tspxe"]

@@ -66,6 +66,7 @@ def test_the_answers_to_all_prompts_are_bounded() -> None:
         parse_completion(body(["a"] * 33, n=2))
 
 
+@pytest.mark.attack("S4")
 def test_a_great_many_prompts_are_counted_before_anything_is_made_of_them() -> None:
     """A million empty ones fit into a body: as many inputs of requests took 0.75 s, and the loop with it."""
     asked = CompletionRequest(prompt=[""] * 65)

@@ -181,6 +181,7 @@ async def test_a_body_waits_for_its_turn_before_the_server_reads_it(
         ({"messages": [[{"role": "user", "content": "a"}]] * 250, "n": 4}, 1000),
     ],
 )
+@pytest.mark.attack("S5")
 def test_what_is_asked_beside_the_prompts_counts_for_each_answer(prompts: dict[str, Any], answers: int) -> None:
     """The server read 500 000 tokens to stop at anew for each of 1000 prompts, in one turn of the hub's loop."""
     most = MAX_REPEATED_BYTES // answers
@@ -210,6 +211,7 @@ def test_what_bounds_of_answers_need_is_read_off_the_body(given: dict[str, Any],
 
 
 @pytest.mark.parametrize("field", ["features", "content_parts"])
+@pytest.mark.attack("S7")
 def test_what_the_server_would_unpack_for_no_stage_is_refused(field: str) -> None:
     """Pictures there passed by the bound of pixels; tensors were read in the hub's loop, of whatever number."""
     check_body(json.dumps({"token_ids": [5], field: None}).encode())
