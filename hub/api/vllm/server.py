@@ -17,7 +17,6 @@ from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.openai.chat_completion import batch_serving
 from vllm.entrypoints.openai.completion import serving as completion_serving
 from vllm.entrypoints.pooling.base import serving as pooling_serving
-from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
@@ -87,7 +86,7 @@ class VllmFrontend:
         shorten_errors(app)
         merge_in((batch_serving, completion_serving, pooling_serving))
         bound_parsers()
-        begin_by_turns(BaseServing)
+        begin_by_turns(completion_serving.OpenAIServingCompletion, pooling_serving.PoolingServing)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)

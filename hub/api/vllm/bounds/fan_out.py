@@ -27,6 +27,8 @@ MAX_AT_ONCE: Final = 1024
 _BEGUN_AT_ONCE: Final = 32
 #: Requests of one HTTP request in all: those that wait take memory, too.
 MAX_IN_ALL: Final = 16384
+#: The one step of vLLM's servers between two prompts that is awaited.
+_TRACES: Final = "_get_trace_headers"
 
 
 @dataclass(slots=True)
@@ -142,23 +144,27 @@ def _merged(*streams: AsyncGenerator[_Item, None]) -> AsyncGenerator[tuple[int, 
     return merged(streams)
 
 
-def begin_by_turns(server: Any) -> None:
-    """Have a class of vLLM's servers leave the loop to others before it asks its engine for the next prompt.
+def begin_by_turns(*servers: type) -> None:
+    """Have classes of vLLM's servers leave the loop to others before they ask their engine for the next prompt.
 
-    It asks for all prompts of a request one after the other, and waits for nothing between two of them but for this
-    method, which looks for a trace in the headers.
+    They ask for all prompts of a request one after the other, and wait for nothing between two of them but for a method
+    that looks for a trace in the headers. Which of their bases has it differs between versions of vLLM.
     """
-    looks = server._get_trace_headers  # noqa: SLF001 - the one step between two prompts that is awaited
+    for server in servers:
+        kind: Any = next(each for each in server.__mro__ if _TRACES in vars(each))
+        looks = vars(kind)[_TRACES]
+        if not hasattr(looks, "takes_turns"):
+            setattr(kind, _TRACES, _after_a_turn(looks))
 
-    if not hasattr(looks, "takes_turns"):
 
-        @wraps(looks)
-        async def look(self: Any, headers: Any) -> Any:
-            await asyncio.sleep(0)
-            return await looks(self, headers)
+def _after_a_turn(looks: Any) -> Any:
+    @wraps(looks)
+    async def look(self: Any, headers: Any) -> Any:
+        await asyncio.sleep(0)
+        return await looks(self, headers)
 
-        look.takes_turns = True  # type: ignore[attr-defined]
-        server._get_trace_headers = look  # noqa: SLF001
+    look.takes_turns = True  # type: ignore[attr-defined]
+    return look
 
 
 async def _pump(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.entrypoints.openai.api_server import build_app
-from vllm.entrypoints.serve.engine.serving import BaseServing
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.pooling.base.serving import PoolingServing
 from vllm.exceptions import VLLMError
 from vllm_omni.config.endpoint_policy import shutdown_unsupported_routes
 from vllm_omni.entrypoints.openai import api_server as peer
@@ -75,7 +76,7 @@ class OmniFrontend:
         client.paces_calls = may_pace(self._arguments.tool_call_parser)
         tasks: Any = self._pipeline.tasks
         stop_at_first_errors()
-        begin_by_turns(BaseServing)
+        begin_by_turns(OpenAIServingCompletion, PoolingServing)
         with kept_log_levels():
             app: Any = build_app(self._arguments, tasks)
         shorten_errors(app)
