@@ -1,6 +1,8 @@
 """``python -m tests.support.lanes [PYTEST ARGUMENTS]``: all tests, in two lanes that run at the same time.
 
 Most tests wait for something most of the time. The first lane is printed as it goes, the other one when it has ended.
+A test that fails while the other lane takes its share of the machine is run once more when both have ended: what is
+judged is the test with nothing beside it. The last lines name what failed in its lane and passed alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 LANES: Final = (
@@ -28,19 +31,37 @@ LANES: Final = (
         "--ignore-glob=tests/e2e/test_vllm_omni*.py",
     ),
 )
-#: pytest's exit code when nothing was collected.
+#: pytest's exit codes for tests that failed, and for no tests.
+_FAILED: Final = 1
 _NOTHING: Final = 5
 _SOON_S: Final = 60
+#: So many that fail again are enough to know.
+_ENOUGH: Final = 8
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both lanes; return the worse exit code."""
-    shown, hidden = ([sys.executable, "-m", "pytest", *lane, *arguments] for lane in LANES)
+    """Run both lanes, and alone what failed; return the worse exit code."""
     begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        caches = [Path(folder) / str(number) for number in range(len(LANES))]
+        codes = _run([[*_pytest(cache), *lane, *arguments] for cache, lane in zip(caches, LANES, strict=True)])
+        sys.stdout.write(f"both lanes: {time.monotonic() - begun_s:.0f} s\n")
+        codes = [
+            _again(cache, lane, arguments) if code == _FAILED else code
+            for code, cache, lane in zip(codes, caches, LANES, strict=True)
+        ]
+    ran = [code for code in codes if code != _NOTHING]
+    return max(ran, key=abs) if ran else _NOTHING
+
+
+def _pytest(cache: Path) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
+
+
+def _run(commands: Sequence[Sequence[str]]) -> list[int]:
+    shown, hidden = commands
     with tempfile.TemporaryFile() as said:
-        other = subprocess.Popen(
-            [*hidden, "-p", "no:cacheprovider"], stdin=subprocess.DEVNULL, stdout=said, stderr=said
-        )
+        other = subprocess.Popen(hidden, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
             codes = [subprocess.call(shown), other.wait()]
         except KeyboardInterrupt:
@@ -49,9 +70,15 @@ def main(arguments: Sequence[str]) -> int:
         said.seek(0)
         sys.stdout.write(f"\n{'=' * 30} {' '.join(LANES[1])} {'=' * 30}\n")
         sys.stdout.write(said.read().decode(errors="replace"))
-    sys.stdout.write(f"both lanes: {time.monotonic() - begun_s:.0f} s\n")
-    ran = [code for code in codes if code != _NOTHING]
-    return max(ran, key=abs) if ran else _NOTHING
+    return codes
+
+
+def _again(cache: Path, lane: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run what failed in a lane once more; return the exit code."""
+    sys.stdout.write(f"\n{'=' * 30} alone, what failed in {lane[0]} {'=' * 30}\n")
+    sys.stdout.flush()
+    last = ["--last-failed", "--last-failed-no-failures", "none", f"--maxfail={_ENOUGH}"]
+    return subprocess.call([*_pytest(cache), *lane, *arguments, *last, "-rfEp"])
 
 
 if __name__ == "__main__":

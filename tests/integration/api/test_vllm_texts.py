@@ -21,7 +21,8 @@ from omni_discovery import wire
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from stage_runtime.engines.files import npy_of
 from tests.support.engines import THINKER, as_the_supervisor_has_it, skip_without_vllms_server
-from tests.support.hub_fakes import FakeReplica, running_hub
+from tests.support.hub_fakes import FakeReplica, running_hub, until
+from tests.support.quiet import soon_s
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -135,21 +136,26 @@ async def test_a_cut_text_has_the_tokens_that_it_has_without_the_bound(side: str
 
 
 @pytest.mark.attack("R22")
-async def test_pairs_that_come_to_more_text_than_a_body_are_refused_and_leave_nothing_queued() -> None:
+async def test_pairs_that_come_to_more_text_than_a_body_are_refused_and_leave_nothing_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """1. the query can't be read, paired with 1000 documents: one pair is looked at; the next client is served at once
     2. pairs that each can be read, but are too much together
     """
     async with served(CROSS) as (app, client, _):
+        # A sixteenth of what is allowed otherwise: reading so much text takes its time.
+        monkeypatch.setattr("hub.api.vllm.bounds.texts.MAX_CHARACTERS", 1 << 19)
         answer, taken_s = await ask(
             client, "/rerank", {"model": "m", "query": LONG[:100_000], "documents": ["b"] * 1000}
         )
         assert (answer.status_code, taken_s < MOST_S) == (400, True), answer.text
         other, taken_s = await ask(client, "/score", {"model": "m", "text_1": "a", "text_2": "b"})
         assert (other.status_code, taken_s < MOST_S) == (200, True), other.text
-        renderer = app.state.engine_client.renderer
-        assert renderer._executor.submit.__self__._waiting == {}
+        waiting = app.state.engine_client.renderer._executor.submit.__self__._waiting
+        # What was given up is passed over, a job at a time.
+        await until(lambda: not waiting, soon_s(1.0))
         words = "a " * 500
-        refused, _ = await ask(client, "/rerank", {"model": "m", "query": words, "documents": ["b"] * 16_000})
+        refused, _ = await ask(client, "/rerank", {"model": "m", "query": words, "documents": ["b"] * 1000})
     assert (refused.status_code, "characters together" in refused.text) == (400, True), refused.text
 
 

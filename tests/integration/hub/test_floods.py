@@ -431,7 +431,8 @@ def test_pages_of_other_sites_are_refused(hub: Hub) -> None:
 
 
 async def put_strangers(endpoint: str, records: list[str]) -> None:
-    kv = EtcdKV(endpoint)
+    # A slow disk syncs each of them.
+    kv = EtcdKV(endpoint, try_timeout_s=30, call_timeout_s=30)
     try:
         for start in range(0, len(records), 100):
             some = enumerate(records[start : start + 100], 1000 + start)

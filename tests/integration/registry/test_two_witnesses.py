@@ -126,8 +126,8 @@ async def test_a_stopped_process_is_picked_no_more_after_the_heartbeats_and_agai
                 await asyncio.sleep(0.3)
                 assert set(load.since(out_s)) <= {"0/1"}
                 a.signal(signal.SIGCONT)
-                await until(lambda: pickable(omni) == 2, 5.0)
-                await until(partial(load.has_answer_of, "0/0", time.monotonic()), 5.0)
+                await until(lambda: pickable(omni) == 2)
+                await until(partial(load.has_answer_of, "0/0", time.monotonic()))
             await load.stop()
             assert load.errors == []
             assert {text for _, _, text in load.answers} == {"one two three"}
@@ -155,7 +155,7 @@ async def test_a_hub_whose_own_network_is_cut_does_not_condemn_the_pool_and_serv
             assert pickable(other) == 2
             for way in ways.values():
                 way.thaw()
-            await until(lambda: pickable(cut) == 2, 10.0)
+            await until(lambda: pickable(cut) == 2)
             assert text_of(await collect(cut.generate({"prompt": "here again"}))) == "here again"
             await load.stop()
             assert load.errors == []
@@ -198,7 +198,7 @@ async def _either(waiting: asyncio.Task[list[OmniOutput]], omni: AsyncOmni) -> l
     try:
         return await waiting
     except StageUnavailableError:
-        await until(lambda: pickable(omni) == 1, 10.0)
+        await until(lambda: pickable(omni) == 1)
         return await collect(omni.generate({"prompt": "still there"}))
 
 
@@ -210,25 +210,26 @@ async def test_leases_and_sessions_are_witnesses_of_their_own(endpoint: str, nam
     """
     keys = KeyPair.generate()
     with Deployment(endpoint, namespace, echo_stages({}), tmp_path) as deployment:
-        deployment.start()
+        # A lease that outlives the first stop on a slow machine, too.
+        deployment.start(0, 1, "--omni-heartbeat-timeout", "12")
         (first,) = await asyncio.to_thread(deployment.wait_up)
         omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-2", keys, CONFIG, "least-load")
         await omni.start()
         record = HubRecord(hub_id="hub-2", curve_public_key=keys.public)
         client = OmniCoordClientForHub(endpoint, namespace=namespace, ttl_s=5.0, hub=record, on_view=omni.apply_view)
         try:
-            await until(lambda: pickable(omni) == 1, 10.0)
+            await until(lambda: pickable(omni) == 1)
             os.kill(first.pid, signal.SIGSTOP)
             assert await seconds_until(lambda: pickable(omni) == 0) < soon_s(HEARTBEAT_S + MARGIN_S)
             assert deployment.replicas() == [first] or deployment.replicas()[0].epoch == first.epoch
             os.kill(first.pid, signal.SIGCONT)
-            await until(lambda: pickable(omni) == 1, 5.0)
+            await until(lambda: pickable(omni) == 1)
             assert deployment.replicas()[0].epoch == first.epoch
             assert text_of(await collect(omni.generate({"prompt": "same life"}))) == "same life"
             os.kill(first.pid, signal.SIGSTOP)
-            await until(lambda: deployment.replicas() == [], 15.0)
+            await until(lambda: deployment.replicas() == [], 40.0)
             os.kill(first.pid, signal.SIGCONT)
-            await until(lambda: pickable(omni) == 1, 15.0)
+            await until(lambda: pickable(omni) == 1, 40.0)
             (again,) = deployment.replicas()
             assert (again.pid, again.input_addr) == (first.pid, first.input_addr)
             assert again.epoch > first.epoch
