@@ -101,6 +101,7 @@ bench-peer: setup-test setup-omni ## all comparisons with vLLM-Omni and vLLM, fr
 			$(if $(SHORT),--turns 1 --requests 200 --streams 20 --tokens 10) && \
 		$(BENCH).tokens_per_core --vllm --only streams --out $(PEER)/tokens-per-core.json \
 			$(if $(SHORT),--rounds 1 --streams 40 --words 40,--streams 400 --words 100) && \
+		$(BENCH).first_token --out $(PEER)/first-token.json $(if $(SHORT),--at-once 8 --pairs 9 --rounds 2) && \
 		$(BENCH).omni_peer --kill --out $(PEER)/speech.json $(if $(SHORT),--talkers 1 --at-once 1 --rounds 1) && \
 		$(BENCH).omni_text --out $(PEER)/text.json $(if $(SHORT),--thinkers 1 --at-once 1 --rounds 1) && \
 		$(BENCH).omni_judge --out $(PEER)/judge.json $(if $(SHORT),--talkers 1 --at-once 1 --rounds 1)
