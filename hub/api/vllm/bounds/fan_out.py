@@ -27,8 +27,6 @@ MAX_AT_ONCE: Final = 1024
 _BEGUN_AT_ONCE: Final = 32
 #: Requests of one HTTP request in all: those that wait take memory, too.
 MAX_IN_ALL: Final = 16384
-#: The one step of vLLM's servers between two prompts that is awaited.
-_TRACES: Final = "_get_trace_headers"
 
 
 @dataclass(slots=True)
@@ -151,10 +149,9 @@ def begin_by_turns(*servers: type) -> None:
     that looks for a trace in the headers. Which of their bases has it differs between versions of vLLM.
     """
     for server in servers:
-        kind: Any = next(each for each in server.__mro__ if _TRACES in vars(each))
-        looks = vars(kind)[_TRACES]
-        if not hasattr(looks, "takes_turns"):
-            setattr(kind, _TRACES, _after_a_turn(looks))
+        kind: Any = next(each for each in server.__mro__ if "_get_trace_headers" in vars(each))
+        if not hasattr(kind._get_trace_headers, "takes_turns"):  # noqa: SLF001 - the one such step that is awaited
+            kind._get_trace_headers = _after_a_turn(kind._get_trace_headers)  # noqa: SLF001
 
 
 def _after_a_turn(looks: Any) -> Any:
