@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 from websockets.asyncio.client import connect
@@ -31,7 +30,7 @@ from omni_discovery.etcd.embedded import EmbeddedEtcd
 from omni_discovery.records.keys import pipeline_key
 from tests.support.certificates import make_certificates
 from tests.support.hub import Hub
-from tests.support.omni_cluster import MARKS, PYTHON, speaking, write_model
+from tests.support.omni_cluster import MARKS, PYTHON, assert_same_sound, speaking, write_model
 from tests.support.processes import Child, wait_for
 from tests.support.registry import etcdctl
 
@@ -129,13 +128,6 @@ def spoken(client: httpx.Client, on_third: Callable[[], None] = lambda: None) ->
                 on_third()
     assert len(heard) > 3
     return b"".join(heard)
-
-
-def assert_same_sound(heard: bytes, expected: bytes) -> None:
-    """Sample by sample, to one step of 16 bits: sums are rounded otherwise in a batch with another request."""
-    there, wanted = (np.frombuffer(each, "<i2").astype(np.int32) for each in (heard, expected))
-    assert len(there) == len(wanted)
-    assert int(np.abs(there - wanted).max()) <= 1
 
 
 def frames_of(file: bytes) -> bytes:

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.attackers import cpu_s
 from tests.support.hub import Hub
-from tests.support.omni_cluster import MARKS, PYTHON, hub_with, write_model
+from tests.support.omni_cluster import MARKS, PYTHON, assert_same_sound, hub_with, write_model
 from tests.support.omni_media import clip, sine
 from tests.support.processes import wait_for
 
@@ -230,13 +229,6 @@ def test_what_no_file_is_is_the_clients_mistake_and_vllms_defaults_are_spoken(hu
             assert status == 400, answer
     said_of(beside, [], [{"max_tokens": most, "seed": 7} for most in (8, 20, 4096)])
     assert "replica.lost" not in hub.text
-
-
-def assert_same_sound(heard: bytes, expected: bytes) -> None:
-    """To one step of 16 bits: sums are rounded otherwise in another batch."""
-    there, wanted = (np.frombuffer(each, "<i2").astype(np.int32) for each in (heard, expected))
-    assert len(there) == len(wanted)
-    assert int(np.abs(there - wanted).max()) <= 1
 
 
 class Killer:
