@@ -99,6 +99,8 @@ bench-peer: setup-test setup-omni ## all comparisons with vLLM-Omni and vLLM, fr
 			$(if $(SHORT),--requests 2000 --seeds 1) && \
 		$(BENCH).orchestrator --peer-python .venv-omni/bin/python --peer-wheel $$wheel --out $(PEER)/orchestrator.json \
 			$(if $(SHORT),--turns 1 --requests 200 --streams 20 --tokens 10) && \
+		$(BENCH).backlog --peer-python .venv-omni/bin/python --peer-wheel $$wheel --out $(PEER)/backlog.json \
+			$(if $(SHORT),--turns 1 --streams 64 --tokens 50) && \
 		$(BENCH).tokens_per_core --vllm --only streams --out $(PEER)/tokens-per-core.json \
 			$(if $(SHORT),--rounds 1 --streams 40 --words 40,--streams 400 --words 100) && \
 		$(BENCH).first_token --out $(PEER)/first-token.json $(if $(SHORT),--at-once 8 --pairs 9 --rounds 2) && \

@@ -54,6 +54,11 @@ class OmniActor:
         """So many at once; how many pieces came."""
         return int(self._call(self._ask_all(count, count, prompt)))
 
+    def crowd(self, streams: int, tokens: int, every_s: float) -> dict[str, Any]:
+        """So many long requests at once, and meanwhile a short one each ``every_s``: seconds to its first piece."""
+        found: dict[str, Any] = self._call(self._crowd(streams, tokens, every_s))
+        return found
+
     def shut(self) -> None:
         """Leave the registry."""
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -85,3 +90,29 @@ class OmniActor:
 
         await asyncio.gather(*(keep_asking() for _ in range(at_once)))
         return pieces
+
+    async def _crowd(self, streams: int, tokens: int, every_s: float) -> dict[str, Any]:
+        first_s: list[float] = []
+
+        async def words_of(prompt: str, first_s: list[float]) -> int:
+            began_s, words, has_begun = now_s(), 0, False
+            async for output in self._omni.generate({"prompt": prompt}):
+                if output.text and not has_begun:
+                    has_begun = True
+                    first_s.append(now_s() - began_s)
+                words += len(output.text.split())
+            return words
+
+        async def probe() -> list[int]:
+            short = []
+            while True:
+                await asyncio.wait([crowd], timeout=every_s)
+                if crowd.done():
+                    return list(await asyncio.gather(*short))
+                short.append(asyncio.create_task(words_of("one two three", first_s)))
+
+        began_s = now_s()
+        crowd = asyncio.gather(*(words_of(" ".join(["word"] * tokens), []) for _ in range(streams)))
+        probed = await probe()
+        words = sum(await crowd) + sum(probed)
+        return {"took_s": now_s() - began_s, "pieces": words, "first_s": first_s, "most_queued": None}

