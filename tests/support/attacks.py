@@ -317,6 +317,7 @@ ATTACKS: Final = (
     Attack("S6", "a prompt, or its log probabilities, written into each of a thousand answers", "count for each"),
     Attack("S7", "pictures and tensors that vLLM's server unpacks for a stage that takes none", "refused first"),
     Attack("S8", "a seed, with a prompt that takes several steps on a CPU", "answered; the engine lives"),
+    Attack("S9", "half a million log probabilities in one whole answer", "written in parts; others are served between"),
 )
 
 #: Rows without a test, and why.

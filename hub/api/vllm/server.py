@@ -23,6 +23,7 @@ from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_parsers
+from hub.api.vllm.bounds.whole_answers import write_in_turns
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.flags import parse_flags
@@ -92,6 +93,7 @@ class VllmFrontend:
             await init_app_state(client, app.state, self._arguments, tasks)
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
+        write_in_turns(app.router.routes, app.state)
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)
