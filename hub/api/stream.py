@@ -23,7 +23,7 @@ from hub.api.errors import UnauthorizedError, describe
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.generation.timings import shown_timings
-from hub.api.long_bodies import long_body
+from hub.api.long_bodies import long_body, memory_of
 from hub.api.protocols import input_wait_of
 from omni_discovery.data_urls import file_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
@@ -212,7 +212,7 @@ class _Frames:
             size_bytes = len(text or "")
             if self._waiting.qsize() >= _MAX_AHEAD or self._size_bytes + size_bytes > _MAX_AHEAD_BYTES:
                 raise OverloadedError("segments came faster than they were answered: wait for each 'segment_end'")
-            await long_body(self._websocket.scope, size_bytes)
+            await long_body(self._websocket.scope, size_bytes, memory_of(text or ""))
             frame = parse_frame(text)
             self._is_over = not isinstance(frame, SegmentFrame) or frame.last
             self._size_bytes += size_bytes
