@@ -163,7 +163,7 @@ class LongBodies:
             self._waiting.remove_body(client, mine)
 
     def hold(self, scope: MutableMapping[str, Any], size_bytes: int) -> None:
-        """Count the memory of a request until it is answered; of a WebSocket, of its largest message."""
+        """Count the memory of a request until it is answered; of a WebSocket, the most that it had at a time."""
         held: _Held = scope[_HELD]
         if size_bytes > held.size_bytes:
             held.client = client_of(scope)
@@ -205,9 +205,14 @@ async def long_body(scope: MutableMapping[str, Any], size_bytes: int, memory_byt
         turns.hold(scope, memory_bytes)
 
 
+def hold_messages(scope: MutableMapping[str, Any], memory_bytes: int) -> None:
+    """Count the memory of messages of a WebSocket that wait here. Raise OverloadedError if too much is kept."""
+    turns: LongBodies | None = scope.get(_KEY)
+    if turns is not None:
+        turns.hold(scope, memory_bytes)
+
+
 def memory_of(body: str | bytes) -> int:
     """The memory of a text of JSON and of what is made of it, in bytes, about."""
-    if len(body) < _LONG_BYTES:
-        return 0
     text = body.encode(errors="replace") if isinstance(body, str) else body
     return len(text) + _VALUE_BYTES * text.count(b",") + _PART_BYTES * (text.count(b"{") + text.count(b"["))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, long_body, memory_of
+from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body, memory_of
 from omni_discovery.errors import OverloadedError
 
 LONG = 100_000
@@ -196,4 +196,14 @@ def test_the_memory_of_a_body_is_that_of_its_values_and_parts() -> None:
     assert 20 << 20 < memory_of(ids) < 30 << 20
     picture = json.dumps({"messages": [{"role": "user", "content": "A" * 3_000_000}]})
     assert 3_000_000 < memory_of(picture.encode()) < 3_010_000
-    assert memory_of("{}") == 0
+    assert memory_of("{}") < 1000
+
+
+@pytest.mark.attack("T4")
+async def test_what_a_websocket_has_waiting_counts_at_its_most() -> None:
+    first, second = await scopes_of("10.0.0.1", "10.0.0.1")
+    hold_messages(first, 1 << 29)
+    hold_messages(first, 1 << 20)
+    hold_messages(second, 1 << 29)
+    with pytest.raises(OverloadedError):
+        hold_messages(first, (1 << 29) + 1)
