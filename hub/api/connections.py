@@ -47,6 +47,8 @@ class Cut(Enum):
     BODY_MEMORY = "body_memory"
     #: What it sent is no HTTP.
     MALFORMED = "malformed"
+    #: The header of its request, or what came behind its body, had more lines than any client's.
+    MANY_LINES = "many_lines"
     #: Its body came in a great many chunks of a few bytes, or its WebSocket sent frames like that.
     TINY_PIECES = "tiny_pieces"
     #: Its WebSocket sent more messages in a second than anybody reads.

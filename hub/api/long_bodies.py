@@ -2,14 +2,17 @@
 
 To decode and check what a client has sent may take a tenth of a second, for which the hub's loop waits. A hundred
 bodies whose last bytes come at one moment must not hold up all others for a hundred times that.
+
+What is made of them is kept until they are answered, so that requests can be sent again, and has a bound, too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from hub.api.client_quota import client_of
@@ -23,8 +26,9 @@ if TYPE_CHECKING:
 
 _Body = TypeVar("_Body", bound=Hashable)
 
-#: The key of the turns in the ASGI scope.
+#: The keys in the ASGI scope of the turns, and of the memory that the request is counted with.
 _KEY: Final = "omni.long_bodies"
+_HELD: Final = "omni.held_bytes"
 #: Shorter ones wait for nothing: the worst of them take a few milliseconds.
 _LONG_BYTES: Final = 16 << 10
 #: After a body that took the loop no longer than this, the next one follows at once.
@@ -33,6 +37,11 @@ _LONGEST_REST_S: Final = 0.5
 #: Bytes of whole bodies that may wait, as many as of unfinished ones.
 _MOST_WAITING_BYTES: Final = 256 << 20
 _RETRY_AFTER_S: Final = 1.0
+#: Memory of what is made of the long bodies of all requests that are being served.
+_MOST_HELD_BYTES: Final = 2 << 30
+#: Memory of a value, such as a token id, and of a list or an object, beside their text.
+_VALUE_BYTES: Final = 40
+_PART_BYTES: Final = 200
 
 
 class WaitingBodies(Generic[_Body]):
@@ -79,11 +88,51 @@ class WaitingBodies(Generic[_Body]):
             del self._clients[client]
 
 
+class HeldBodies:
+    """The memory of what is made of bodies, by client, of ``most_bytes`` for all.
+
+    Each may have as much as is left: one client at most a half, so that others always find room.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_HELD_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._clients: Counter[str] = Counter()
+        self.size_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"HeldBodies({self.size_bytes} bytes)"
+
+    def hold(self, client: str, size_bytes: int) -> None:
+        """Count so much more. Raise OverloadedError if its client then has more than is left."""
+        if self._clients[client] + self.size_bytes + size_bytes > self._most_bytes:
+            raise OverloadedError("the long requests of this client take all memory that they may", _RETRY_AFTER_S)
+        self._clients[client] += size_bytes
+        self.size_bytes += size_bytes
+
+    def release(self, client: str, size_bytes: int) -> None:
+        """Count so much less."""
+        if not size_bytes:
+            return
+        self.size_bytes -= size_bytes
+        self._clients[client] -= size_bytes
+        if not self._clients[client]:
+            del self._clients[client]
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one request is counted with, and as whose."""
+
+    client: str = ""
+    size_bytes: int = 0
+
+
 class LongBodies:
     """ASGI middleware whose requests and WebSockets may wait for a turn, see ``long_body``. Used on one loop."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held = HeldBodies()
         self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()
         #: Whether a body is being read, or the loop has its time for everything else.
         self._is_taken = False
@@ -91,7 +140,12 @@ class LongBodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         scope[_KEY] = self
-        await self._app(scope, receive, send)
+        # Whatever copies the scope shares it.
+        held = scope[_HELD] = _Held()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._held.release(held.client, held.size_bytes)
 
     async def turn(self, client: str, size_bytes: int) -> None:
         """See ``long_body``."""
@@ -107,6 +161,14 @@ class LongBodies:
         finally:
             # It may have been cancelled.
             self._waiting.remove_body(client, mine)
+
+    def hold(self, scope: MutableMapping[str, Any], size_bytes: int) -> None:
+        """Count the memory of a request until it is answered; of a WebSocket, the most that it had at a time."""
+        held: _Held = scope[_HELD]
+        if size_bytes > held.size_bytes:
+            held.client = client_of(scope)
+            self._held.hold(held.client, size_bytes - held.size_bytes)
+            held.size_bytes = size_bytes
 
     def _begin(self) -> None:
         """Who has called, or was just woken, has the loop until it waits for something; then ``_end`` runs."""
@@ -131,11 +193,26 @@ class LongBodies:
         self._is_taken = False
 
 
-async def long_body(scope: MutableMapping[str, Any], size_bytes: int) -> None:
+async def long_body(scope: MutableMapping[str, Any], size_bytes: int, memory_bytes: int = 0) -> None:
     """Wait for the turn of a body, or a message of a WebSocket, that is whole; a short one waits for nothing.
 
-    What its task does from then on until it waits for something is the turn. Raise OverloadedError if too much waits.
+    What its task does from then on until it waits for something is the turn. ``memory_bytes``: of what is made of it
+    and kept for the whole request, see ``memory_of``. Raise OverloadedError if too much waits, or is kept.
     """
     turns: LongBodies | None = scope.get(_KEY)
     if turns is not None and size_bytes >= _LONG_BYTES:
         await turns.turn(client_of(scope), size_bytes)
+        turns.hold(scope, memory_bytes)
+
+
+def hold_messages(scope: MutableMapping[str, Any], memory_bytes: int) -> None:
+    """Count the memory of messages of a WebSocket that wait here. Raise OverloadedError if too much is kept."""
+    turns: LongBodies | None = scope.get(_KEY)
+    if turns is not None:
+        turns.hold(scope, memory_bytes)
+
+
+def memory_of(body: str | bytes) -> int:
+    """The memory of a text of JSON and of what is made of it, in bytes, about."""
+    text = body.encode(errors="replace") if isinstance(body, str) else body
+    return len(text) + _VALUE_BYTES * text.count(b",") + _PART_BYTES * (text.count(b"{") + text.count(b"["))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import msgspec
+from h11._receivebuffer import ReceiveBuffer  # noqa: PLC2701 - the one place where headers of both kinds come through
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -48,6 +49,7 @@ _BODIES: Final = "too many unfinished bodies are held here: try again, and send 
 _MALFORMED: Final = "this is no valid HTTP request"
 _NO_HANDSHAKE: Final = "This is no request for a WebSocket: send a GET without a body.\n"
 _TINY: Final = "the body of the request came in too many small chunks: send larger ones, or a Content-Length"
+_LINES: Final = "the header of the request has too many lines: send at most 256"
 #: The answer to a client whose connection is closed before it has its answer: status, type, code, text.
 _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
     Cut.HEADER_TIMEOUT: (408, "timeout_error", "input_timeout", _SLOW_HEADER),
@@ -56,6 +58,7 @@ _ANSWERS: Final[Mapping[Cut, tuple[int, str, str, str]]] = {
     Cut.REFUSED: (503, "service_unavailable_error", "too_many_connections", _FULL),
     Cut.BODY_MEMORY: (503, "service_unavailable_error", "too_many_bodies", _BODIES),
     Cut.MALFORMED: (400, "invalid_request_error", "invalid_request", _MALFORMED),
+    Cut.MANY_LINES: (431, "invalid_request_error", "invalid_request", _LINES),
     Cut.TINY_PIECES: (400, "invalid_request_error", "invalid_request", _TINY),
 }
 #: What a WebSocket is closed with: the code, and the reason that its client reads.
@@ -74,6 +77,8 @@ _PIECE_WRITER: Final = "omni.piece_writer"
 #: How often the log says that connections are closed for one reason.
 _LOG_EVERY_S: Final = 60.0
 _RETRY_AFTER: Final = b"5"
+#: Lines of one header: h11 takes 5 us or more for each, also for one of four bytes, and all others wait meanwhile.
+_MAX_LINES: Final = 256
 #: A body may have so many chunks, and more if their mean size is at least this.
 _FREE_CHUNKS: Final = 1024
 _LEAST_CHUNK_BYTES: Final = 64
@@ -202,11 +207,27 @@ class BoundedServer:
             protocol.cut(reason)
 
 
+class _ManyLinesError(h11.RemoteProtocolError):
+    """A header with too many lines."""
+
+
+class _FewLines(ReceiveBuffer):
+    """What has come and was not parsed. Headers come out of it, of requests and behind bodies, if they are short."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """See h11. Raise RemoteProtocolError for too many, before they are parsed."""
+        lines = super().maybe_extract_lines()
+        if lines is not None and len(lines) > _MAX_LINES:
+            raise _ManyLinesError(_LINES, error_status_hint=431)
+        return lines
+
+
 class _Framing(h11.Connection):
-    """h11, but what it can't take is noted in ``fault``, and a body in tiny chunks is such."""
+    """h11, but what it can't take is noted in ``fault``; tiny chunks of a body and many lines of a header are such."""
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER)
+        self._receive_buffer = _FewLines()
         self.fault: Cut | None = None
         self._chunks = self._body_bytes = 0
 
@@ -216,8 +237,8 @@ class _Framing(h11.Connection):
             return h11.NEED_DATA
         try:
             event = super().next_event()
-        except h11.RemoteProtocolError:
-            self.fault = Cut.MALFORMED
+        except h11.RemoteProtocolError as error:
+            self.fault = Cut.MANY_LINES if isinstance(error, _ManyLinesError) else Cut.MALFORMED
             return h11.NEED_DATA
         if isinstance(event, h11.Data):
             self._chunks += event.chunk_start

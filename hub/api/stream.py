@@ -23,7 +23,7 @@ from hub.api.errors import UnauthorizedError, describe
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.generation.timings import shown_timings
-from hub.api.long_bodies import long_body
+from hub.api.long_bodies import hold_messages, long_body, memory_of
 from hub.api.protocols import input_wait_of
 from omni_discovery.data_urls import file_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
@@ -191,9 +191,9 @@ class _Frames:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
-        #: The frames that were read ahead, each with its size in bytes.
-        self._waiting: asyncio.Queue[tuple[SegmentFrame | EndFrame, int]] = asyncio.Queue()
-        self._size_bytes = 0
+        #: The frames that were read ahead, each with its size and its memory in bytes.
+        self._waiting: asyncio.Queue[tuple[SegmentFrame | EndFrame, int, int]] = asyncio.Queue()
+        self._size_bytes = self._memory_bytes = 0
         self._is_over = False
         self._behind = 0
 
@@ -213,15 +213,19 @@ class _Frames:
             if self._waiting.qsize() >= _MAX_AHEAD or self._size_bytes + size_bytes > _MAX_AHEAD_BYTES:
                 raise OverloadedError("segments came faster than they were answered: wait for each 'segment_end'")
             await long_body(self._websocket.scope, size_bytes)
+            memory_bytes = memory_of(text or "")
+            hold_messages(self._websocket.scope, self._memory_bytes + memory_bytes)
             frame = parse_frame(text)
             self._is_over = not isinstance(frame, SegmentFrame) or frame.last
             self._size_bytes += size_bytes
-            self._waiting.put_nowait((frame, size_bytes))
+            self._memory_bytes += memory_bytes
+            self._waiting.put_nowait((frame, size_bytes, memory_bytes))
 
     async def next_frame(self) -> SegmentFrame | EndFrame:
         """Wait for the next frame."""
-        frame, size_bytes = await self._waiting.get()
+        frame, size_bytes, memory_bytes = await self._waiting.get()
         self._size_bytes -= size_bytes
+        self._memory_bytes -= memory_bytes
         return frame
 
     async def segments(self, first: SegmentFrame) -> AsyncIterator[Mapping[str, Any]]:

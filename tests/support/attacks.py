@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +318,10 @@ ATTACKS: Final = (
     Attack("S7", "pictures and tensors that vLLM's server unpacks for a stage that takes none", "refused first"),
     Attack("S8", "a seed, with a prompt that takes several steps on a CPU", "answered; the engine lives"),
     Attack("S9", "half a million log probabilities in one whole answer", "written in parts; others are served between"),
+    Attack("T1", "requests with thousands of header lines, whose last bytes come at one moment", "256 lines; then 431"),
+    Attack("T2", "a hundred bodies with dear forms, where one thread checks them", "the clients' in turn"),
+    Attack("T3", "small bodies with dear forms, checked on the hub's loop", "checked by the thread, in turn"),
+    Attack("T4", "a thousand lists of half a million tokens that wait for a slot", "a client has half of 2 GiB"),
 )
 
 #: Rows without a test, and why.

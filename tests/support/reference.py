@@ -270,8 +270,9 @@ _LABELS: Final = {
     " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` (to a hand-off) or"
     " `content` that can't be, `late`; or a client's connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
-    " `body_memory`, `malformed` (no HTTP), `tiny_pieces` (chunks or frames of a few bytes),"
-    " `too_fast` (messages of a WebSocket), `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",
+    " `body_memory`, `malformed` (no HTTP), `many_lines` (in a header),"
+    " `tiny_pieces` (chunks or frames of a few bytes), `too_fast` (messages of a WebSocket),"
+    " `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",
     "stage": "the stage's number",
     "way": "`in`: HTTP request to first dispatch; `out`: last frame of a replica to HTTP answer",
 }

@@ -40,7 +40,7 @@ from hub.api.generation.resumption import (
 )
 from hub.api.generation.timings import server_timing
 from hub.api.held_headers import headers_latest_s
-from hub.api.long_bodies import long_body
+from hub.api.long_bodies import long_body, memory_of
 from hub.api.protocols import cut_answer, piece_writer_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
@@ -154,7 +154,7 @@ class Route:
                 check_content_type(request, content_type)
                 body = await read_body(request)
                 received_s = time.perf_counter()
-                await long_body(request.scope, len(body))
+                await long_body(request.scope, len(body), memory_of(body))
                 fields = parse(body)
                 check_model(fields.model, self.model)
                 self.omni.client_bounds.check_asked(fields.timeout, fields.priority)

@@ -339,6 +339,19 @@ def test_what_is_no_http_is_answered_and_fills_no_log(hub: Hub) -> None:
     assert cuts(hub, "malformed") >= 20
 
 
+@pytest.mark.attack("T1")
+def test_requests_with_thousands_of_header_lines_are_refused(hub: Hub) -> None:
+    with attackers(hub.url, 20) as clients:
+        for each in clients:
+            each.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"a:b\r\n" * 3000)
+        must_serve(hub)
+        for each in clients:
+            each.send(b"a:b\r\n" * 1500 + b"\r\n")
+        must_serve(hub)
+        assert {status_of(each.answer()) for each in clients} == {431}
+    assert cuts(hub, "many_lines") >= 20
+
+
 @pytest.mark.attack("D6")
 def test_clients_that_do_not_speak_tls_to_its_end_hold_no_descriptors(tmp_path: Path) -> None:
     """1. some say nothing at all; 2. some never say goodbye after half a request: all are closed soon

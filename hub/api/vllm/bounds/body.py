@@ -14,8 +14,9 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from hub.api.client_quota import client_of
 from hub.api.errors import BodyTooLongError
-from hub.api.long_bodies import long_body
+from hub.api.long_bodies import WaitingBodies, long_body, memory_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
 from omni_discovery.inputs.containers import check_objects, check_text, check_values
@@ -45,9 +46,14 @@ _SHOW_PROMPTS: Final = ("echo", "return_token_ids")
 #: Inputs of ``/inference/v1/generate`` that no stage takes; the server would unpack them first, whatever their size.
 _NOT_TAKEN: Final = ("features", "content_parts")
 #: From so many bytes on a body is checked in a thread: what it asks for may take a fifth of a second to look through.
+#: With forms or tools in it, 1 KiB may take 5 ms.
 _LARGE_BYTES: Final = 16 << 10
+_LARGE_FORM_BYTES: Final = 1 << 10
+#: One of these is in each body with forms or tools: their names, or what any name may be written with.
+_FORM_SIGNS: Final = (b"structured_outputs", b"response_format", b'"text"', b"output_config", b'"tools"', b"\\u")
 #: A single one: two would take the loop's time from it twice as often.
 _thread: Final = ThreadPoolExecutor(1, "BodyCheck")
+_RETRY_AFTER_S: Final = 1.0
 
 
 class _Forms(msgspec.Struct, frozen=True):
@@ -183,12 +189,65 @@ def _check_length_penalty(value: bytes) -> None:
         )
 
 
-async def checked_aside(check: Callable[[bytes], object], whole: bytes) -> None:
-    """Have a whole body checked: a large one in a thread, so that the hub's loop goes on meanwhile."""
-    if len(whole) < _LARGE_BYTES:
+class BodyChecks:
+    """Large bodies are checked in a thread, so that the hub's loop goes on meanwhile: one by one, the clients' in turn.
+
+    Used on one loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()
+        self._is_taken = False
+
+    async def run(self, client: str, size_bytes: int, check: Callable[[], object]) -> None:
+        """Raise what ``check`` does, or OverloadedError if too much waits for it."""
+        if self._is_taken:
+            await self._turn(client, size_bytes)
+        self._is_taken = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(_thread, check)
+        finally:
+            self._next()
+
+    async def _turn(self, client: str, size_bytes: int) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for refused in self._waiting.add_body(client, mine, size_bytes):
+            if not refused.done():
+                refused.set_exception(OverloadedError("too many long bodies wait here to be checked", _RETRY_AFTER_S))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled() and mine.exception() is None:
+                # It has the turn, and leaves it to the next one.
+                self._next()
+            raise
+        finally:
+            self._waiting.remove_body(client, mine)
+
+    def _next(self) -> None:
+        while (body := self._waiting.next_body()) is not None:
+            if not body.done():
+                # The turn stays taken until that one runs.
+                body.set_result(None)
+                return
+        self._is_taken = False
+
+
+_checks: Final = BodyChecks()
+
+
+def counted_bytes(whole: bytes) -> int:
+    """The size of a body, or that of a large one where it may take as long to look through."""
+    has_forms = len(whole) >= _LARGE_FORM_BYTES and any(sign in whole for sign in _FORM_SIGNS)
+    return max(len(whole), _LARGE_BYTES) if has_forms else len(whole)
+
+
+async def checked_aside(check: Callable[[bytes], object], whole: bytes, scope: Scope) -> None:
+    """Have a whole body, or a message of a WebSocket, checked. Raise what ``check`` does, or OverloadedError."""
+    if counted_bytes(whole) < _LARGE_BYTES:
         check(whole)
     else:
-        await asyncio.get_running_loop().run_in_executor(_thread, check, whole)
+        await _checks.run(client_of(scope), len(whole), lambda: check(whole))
 
 
 class Body:
@@ -228,9 +287,9 @@ class Body:
             whole = b"".join(self._pieces)
             self._pieces.clear()
             try:
-                await checked_aside(self.check, whole)
-                # The server reads it next, on the loop.
-                await long_body(self._scope, len(whole))
+                await checked_aside(self.check, whole, self._scope)
+                # The server reads it next, on the loop, and keeps it beside what it makes of it.
+                await long_body(self._scope, counted_bytes(whole), len(whole) + memory_of(whole))
             except (InvalidRequestError, OverloadedError) as error:
                 self.refusal = error
 

@@ -20,7 +20,7 @@ from hub.api.vllm.bounds.body import Body, check_body, checked_aside
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
 from hub.api.vllm.omni.media import CHATS, split_files
 from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
-from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.errors import InvalidRequestError, OmniError, OverloadedError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -51,7 +51,7 @@ class HubAnswers:
         if reason := refusal_of_path(scope.get("method", "GET"), path, pipeline.outputs, reads_tokens=reads_tokens):
             await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._app(scope, _CheckedFrames(receive, send).receive, send)
+            await self._app(scope, _CheckedFrames(scope, receive, send).receive, send)
         else:
             await self._serve(outcome, self._body(outcome, path, scope, receive), asked, scope, send)
 
@@ -128,7 +128,8 @@ class _ChatBody(Body):
 class _CheckedFrames:
     """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self._receive = receive
         self._send = send
 
@@ -139,9 +140,9 @@ class _CheckedFrames:
         if frame is not None:
             try:
                 whole = frame.encode()
-                await checked_aside(check_body, whole)
+                await checked_aside(check_body, whole, self._scope)
                 refused = refusal_of_request(decoded(whole))
-            except InvalidRequestError as error:
+            except (InvalidRequestError, OverloadedError) as error:
                 refused = str(error)
             if refused:
                 # A reason is at most 123 bytes.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 from typing import Any
 
 import pytest
 
-from hub.api.long_bodies import LongBodies, WaitingBodies, long_body
+from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body, memory_of
 from omni_discovery.errors import OverloadedError
 
 LONG = 100_000
@@ -135,3 +136,74 @@ async def test_who_is_short_takes_no_turn(size_bytes: int) -> None:
     work()
     with pytest.raises(StopIteration):
         long_body(second, LONG).send(None)
+
+
+@pytest.mark.attack("T4")
+def test_one_client_may_hold_half_of_the_memory_and_others_find_room() -> None:
+    held = HeldBodies(most_bytes=1000)
+    held.hold("a", 400)
+    held.hold("a", 100)
+    with pytest.raises(OverloadedError):
+        held.hold("a", 1)
+    held.hold("b", 250)
+    with pytest.raises(OverloadedError):
+        held.hold("b", 1)
+    held.hold("c", 125)
+    held.release("a", 500)
+    held.hold("b", 187)
+    for client, size_bytes in (("b", 437), ("c", 125)):
+        held.release(client, size_bytes)
+    assert held.size_bytes == 0
+    held.hold("a", 500)
+
+
+@pytest.mark.attack("T4")
+async def test_what_is_made_of_a_body_counts_until_the_request_is_answered() -> None:
+    """Also where something between has copied the scope, and once for all answers to it."""
+    answered, seen = asyncio.Event(), asyncio.Queue[str]()
+
+    async def serve(scope: Any, *_: Any) -> None:
+        try:
+            for _ in range(3):
+                await long_body(dict(scope), LONG, 1 << 29)
+        except OverloadedError:
+            seen.put_nowait("refused")
+            return
+        seen.put_nowait(scope["client"][0])
+        await answered.wait()
+
+    server = LongBodies(serve)
+
+    async def ask(*clients: str) -> list[str]:
+        """What becomes of a request of each of these clients, in any order."""
+        scopes = ({"type": "http", "client": (client, 1)} for client in clients)
+        requests.extend(asyncio.create_task(server(each, _nothing, _nothing)) for each in scopes)
+        return sorted([await seen.get() for _ in clients])
+
+    requests: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(30):
+        assert await ask("10.0.0.1", "10.0.0.1", "10.0.0.1") == ["10.0.0.1", "10.0.0.1", "refused"]
+        assert await ask("10.0.0.2") == ["10.0.0.2"]
+        answered.set()
+        await asyncio.gather(*requests)
+        assert await ask("10.0.0.1", "10.0.0.1") == ["10.0.0.1", "10.0.0.1"]
+
+
+@pytest.mark.attack("T4")
+def test_the_memory_of_a_body_is_that_of_its_values_and_parts() -> None:
+    """Half a million token ids took 22 MB; of a picture or a text there is the text itself."""
+    ids = json.dumps({"prompt": list(range(10_000, 510_000))})
+    assert 20 << 20 < memory_of(ids) < 30 << 20
+    picture = json.dumps({"messages": [{"role": "user", "content": "A" * 3_000_000}]})
+    assert 3_000_000 < memory_of(picture.encode()) < 3_010_000
+    assert memory_of("{}") < 1000
+
+
+@pytest.mark.attack("T4")
+async def test_what_a_websocket_has_waiting_counts_at_its_most() -> None:
+    first, second = await scopes_of("10.0.0.1", "10.0.0.1")
+    hold_messages(first, 1 << 29)
+    hold_messages(first, 1 << 20)
+    hold_messages(second, 1 << 29)
+    with pytest.raises(OverloadedError):
+        hold_messages(first, (1 << 29) + 1)
