@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +317,7 @@ ATTACKS: Final = (
     Attack("S6", "a prompt, or its log probabilities, written into each of a thousand answers", "count for each"),
     Attack("S7", "pictures and tensors that vLLM's server unpacks for a stage that takes none", "refused first"),
     Attack("S8", "a seed, with a prompt that takes several steps on a CPU", "answered; the engine lives"),
+    Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
 )
 
 #: Rows without a test, and why.
