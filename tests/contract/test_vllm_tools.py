@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,35 @@ def test_a_call_that_another_replica_has_begun_is_read_whole(engine: Engine) -> 
     resume = resume_of(answer(engine, ask("26 plus 48", params=HERMES))[:-1])
     params = {"max_tokens": len(resume.token_ids)}
     (last,) = answer(engine, replace(ask("26 plus 48", params=params), resume=resume))
+    assert last.called is not None
+    assert [json.loads(each.arguments) for each in last.called.calls] == [{"who": "bob"}]
+
+
+@pytest.mark.attack("U1")
+def test_an_answer_that_takes_long_to_be_read_for_calls_is_text(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. a client has the model write what the parser's expressions take a minute for
+    2. the parser is cut short, though it takes any error for an answer without calls
+    3. the client has the words, and the next answer's call is read
+    """
+    from vllm.tool_parsers import ToolParserManager
+
+    parser: Any = ToolParserManager.get_tool_parser("hermes")
+
+    def search(_parser: Any, _text: str, request: Any) -> Any:
+        try:
+            return re.findall(r"<a>([\s\S]*?)</a>", "<a>" * 40_000)
+        except Exception:  # noqa: BLE001 - as vLLM's parsers do
+            return request
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parser, "extract_tool_calls", search)
+        began_s = time.thread_time()
+        outputs = answer(engine, ask("26 plus 48", params=HERMES))
+    assert time.thread_time() - began_s < 15
+    assert words_of(outputs) == "i ask. " + WRITTEN
+    last = answer(engine, ask("26 plus 48", params=HERMES))[-1]
     assert last.called is not None
     assert [json.loads(each.arguments) for each in last.called.calls] == [{"who": "bob"}]
 

@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T", "U")
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +322,7 @@ ATTACKS: Final = (
     Attack("T2", "a hundred bodies with dear forms, where one thread checks them", "the clients' in turn"),
     Attack("T3", "small bodies with dear forms, checked on the hub's loop", "checked by the thread, in turn"),
     Attack("T4", "a thousand lists of half a million tokens that wait for a slot", "a client has half of 2 GiB"),
+    Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
 )
 
 #: Rows without a test, and why.

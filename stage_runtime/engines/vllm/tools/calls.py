@@ -5,18 +5,23 @@ from __future__ import annotations
 import difflib
 import logging
 import re
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.inputs.tools import PARSER_ARG, AskedTools, asked_tools
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire import ToolAnswer, ToolCall
 from stage_runtime.engines.base import StageRequest, checked_args
+from stage_runtime.engines.vllm.tools.reading_time import ReadingTime, TookTooLongError
 
 if TYPE_CHECKING:
     from omni_discovery.deploy.document import StageConfig
 
 logger = logging.getLogger(__name__)
 
+#: Seconds between two log lines about answers that were not read to their end.
+_LOG_EVERY_S: Final = 60.0
 #: A template that has this word shows the tools.
 _TOOLS: Final = re.compile(r"\btools\b")
 _NO_PARSER: Final = (
@@ -38,6 +43,8 @@ class ToolCalls:
         self._tokenizer: Any = None
         #: What no reader is to see of an answer: all special tokens are in its text, for some are marks of calls.
         self._special: frozenset[str] = frozenset()
+        self._time = ReadingTime()
+        self._log_once = LogOnce(time.monotonic)
 
     def load(self, tokenizer: Any) -> None:
         """Load the parser. Raise ConfigError if vLLM has none of this name, or the model's template shows no tools."""
@@ -89,7 +96,10 @@ class ToolCalls:
         return {} if settled.skip_special_tokens else {"skip_special_tokens": False}
 
     def called(self, asked: AskedTools, text: str) -> ToolAnswer | None:
-        """The calls in an answer, and the words beside them; None if these are the text."""
+        """The calls in an answer, and the words beside them; None if these are the text.
+
+        An answer that takes too long to be read is text, too.
+        """
         if asked.must_call:
             forced = (ToolCall(name=name, arguments=arguments) for name, arguments in asked.calls_in(text))
             return ToolAnswer(calls=tuple(forced))
@@ -97,9 +107,12 @@ class ToolCalls:
         calls: tuple[ToolCall, ...] = ()
         content = text
         try:
-            found = parser.extract_tool_calls(text, request=settled)
+            found = self._time.read(text, lambda: parser.extract_tool_calls(text, request=settled))
             if found.tools_called:
                 calls, content = tuple(map(_plain, found.tool_calls[: asked.most_calls])), found.content or ""
+        except TookTooLongError as error:
+            if self._log_once.should(every_s=_LOG_EVERY_S):
+                logger.warning("engine.calls_not_read parser=%s: it took too long: %s", self._name, error)
         except Exception:
             # What a model writes may be anything: then it is text.
             logger.exception("engine.calls_not_read parser=%s", self._name)
