@@ -50,9 +50,8 @@ class OutputQueue:
     """The outputs of one request that its client has not read.
 
     From the high watermark (half of a bound) on, texts are joined: a slow reader gets longer pieces.
-    ``on_backpressure`` is called when the reader falls behind and when it has caught up. A reader that waits is given
-    the next output itself, which is neither kept nor counted here. ``taker`` is offered each output for which the
-    reader waits, in its place: one that it takes (True) has been read, without a turn of the loop.
+    ``on_backpressure`` is called when the reader falls behind and when it has caught up. ``taker`` is offered each
+    output for which the reader waits, in its place: one that it takes (True) has been read, without a turn of the loop.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class OutputQueue:
         #: Whether no output follows those that wait.
         self.has_ended = False
         self._error: RequestError | None = None
-        self._waiter: asyncio.Future[OmniOutput | None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     @property
     def unread_since_s(self) -> float:
@@ -83,10 +82,8 @@ class OutputQueue:
     def put(self, output: OmniOutput) -> bool:
         """Add an output; return False, and add nothing, if the queue is full."""
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            # Who waits has read all that came before.
-            if self._taker is None or not self._taker(output):
-                waiter.set_result(output)
+        # Who waits has read all that came before.
+        if self._taker is not None and waiter is not None and not waiter.done() and self._taker(output):
             return True
         size_bytes = output.size_bytes
         if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
@@ -120,15 +117,10 @@ class OutputQueue:
         self._wake()
 
     async def get(self) -> OmniOutput | None:
-        """Wait for the next output; None at the end. Raise the request's error after its last output.
-
-        A reader that is cancelled here reads no more: the output that it was given is lost with it.
-        """
+        """Wait for the next output; None at the end. Raise the request's error after its last output."""
         while not self._outputs and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
-            given = await self._waiter
-            if given is not None:
-                return given
+            await self._waiter
         if self._outputs:
             output, size_bytes, _put_at_s = self._outputs.popleft()
             self._size_bytes -= size_bytes

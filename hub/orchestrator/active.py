@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -106,8 +106,8 @@ class Pick(NamedTuple):
     dispatch: Dispatch
 
 
-# A struct, as one is made for each request.
-class Active(msgspec.Struct):
+@dataclass(slots=True)
+class Active:
     """One request under way."""
 
     request: AddRequest
@@ -118,27 +118,27 @@ class Active(msgspec.Struct):
     deadline_s: float
     timer: asyncio.TimerHandle
     #: The picks that wait for a slot, by stage.
-    picks: dict[int, Pick] = msgspec.field(default_factory=dict)
+    picks: dict[int, Pick] = field(default_factory=dict)
     #: Timers of stages whose session was lost and whose work waits for it, by stage.
-    graces: dict[int, asyncio.TimerHandle] = msgspec.field(default_factory=dict)
+    graces: dict[int, asyncio.TimerHandle] = field(default_factory=dict)
     #: Runs while nothing is left to do but to wait for the client's next segment.
     idle_timer: asyncio.TimerHandle | None = None
     first_sent: bool = False
     #: Whether its client has got output.
     first_shown: bool = False
     #: Where its work failed in the engine, by stage: the input addresses of replicas.
-    failed_at: dict[int, set[str]] = msgspec.field(default_factory=dict)
+    failed_at: dict[int, set[str]] = field(default_factory=dict)
     #: The futures of segments that wait for the first stage to take them.
-    updates: list[asyncio.Future[str]] = msgspec.field(default_factory=list)
+    updates: list[asyncio.Future[str]] = field(default_factory=list)
     #: The request ids of its companions, by role.
-    companions: dict[str, str] = msgspec.field(default_factory=dict)
+    companions: dict[str, str] = field(default_factory=dict)
     #: The id of its trace; empty if it has none.
     trace_id: str = ""
     #: The span of a stage's present attempt, as the W3C's header names it; the client's own where this hub does not
     #: trace, and empty if there is none.
     trace_of: Callable[[int], str] = lambda _stage_id: ""
     #: When its work was sent where, or had to wait, for its receipt; empty where nobody keeps receipts.
-    marks: list[DispatchMark] = msgspec.field(default_factory=list)
+    marks: list[DispatchMark] = field(default_factory=list)
 
 
 def answer(done: asyncio.Future[str], reason: str = "") -> None:

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from hub.metrics import HubMetrics
@@ -104,8 +103,6 @@ _USUAL: Final = (PiecesCame, Answered, Granted)
 _CHARGED: Final = (FrameDropped, Granted, Recalled, EpochNamed)
 #: How long the inbox may have the loop in one turn.
 _TURN_S: Final = 0.01
-#: What events take is measured in one turn in so long: the processor time is read by calls of the kernel.
-_MEASURED_EVERY_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +149,6 @@ class Orchestrator:
         self._inbox: deque[_InboxItem] = deque()
         self._waiting = 0
         self._turns = turns or LongTurns()
-        #: When the processor time of a turn's events was measured last, on ``time.perf_counter``.
-        self._measured_at_s = -inf
         #: The view that is applied next, once the pace allows it.
         self._next_view: ViewChanged | None = None
         self._view_pace = ViewPace()
@@ -326,19 +321,8 @@ class Orchestrator:
 
     def _empty_inbox(self) -> None:
         """Handle what waits now, for as long as others may wait for the loop; the rest has the next turn."""
-        if not self._inbox:
-            return
-        now_s = time.perf_counter()
-        if now_s - self._measured_at_s < _MEASURED_EVERY_S:
-            self._handle_waiting(now_s + _TURN_S)
-            return
-        self._measured_at_s, began_s = now_s, time.thread_time()
-        handled = self._handle_waiting(now_s + _TURN_S)
-        self._turns.note_handled(handled, time.thread_time() - began_s)
-
-    def _handle_waiting(self, until_s: float) -> int:
-        """Handle what waits, until that moment; return how many events that were."""
         inbox, left, handled = self._inbox, len(self._inbox), 0
+        began_s, until_s = time.thread_time(), time.perf_counter() + _TURN_S
         for _ in range(left):
             item = inbox.popleft()
             self._handle(item)
@@ -346,8 +330,8 @@ class Orchestrator:
             if time.perf_counter() > until_s:
                 break
         self._waiting -= handled
+        self._turns.note_handled(handled, time.thread_time() - began_s)
         self._turns.note_waiting(self._waiting)
-        return handled
 
     def _handle(self, item: _Rpc | _Request | _InboxItem) -> None:
         try:

@@ -10,10 +10,8 @@ import asyncio
 import errno
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import Final, Protocol, TypeAlias
 
 import zmq
@@ -45,8 +43,6 @@ _HEAD_BYTE: Final = 8
 _MOST_FRAMES: Final = 1 + MAX_ATTACHMENTS
 #: Of a message with more, so many are dropped before the time is looked at.
 _DROPPED_AT_ONCE: Final = 256
-#: How long a reading of the processor time is good for.
-READ_EVERY_S: Final = 0.001
 #: How soon a socket looks again where too much waits that sockets have brought.
 _BEHIND_S: Final = 0.005
 #: What a lost connection had brought is handled at once up to this, and for so much processor time; what is behind that
@@ -97,33 +93,6 @@ def make_context() -> ZmqContext:
     return context
 
 
-class ProcessorClock(threading.local):
-    """The processor time that the calling thread has used, by one reading in a millisecond.
-
-    A reading is a call of the kernel, of some microseconds. Between two of them the thread is taken to have the
-    processor all the time: near enough to tell a turn of 20 ms.
-    """
-
-    def __init__(
-        self, now_s: Callable[[], float] = time.perf_counter, read_s: Callable[[], float] = time.thread_time
-    ) -> None:
-        self._now_s, self._read_s = now_s, read_s
-        #: When the processor time was read last, and what it was.
-        self._read_at_s, self._used_s = -inf, 0.0
-
-    def used_s(self) -> float:
-        """The processor time, in seconds; never less than it is, and up to READ_EVERY_S more."""
-        now_s = self._now_s()
-        since_s = now_s - self._read_at_s
-        if since_s > READ_EVERY_S:
-            self._read_at_s, self._used_s, since_s = now_s, self._read_s(), 0.0
-        return self._used_s + since_s
-
-
-#: All sockets of a loop share what it has read.
-_clock: Final = ProcessorClock()
-
-
 class LoopSocket:
     """One ZMQ socket on the running loop. ``on_frames`` is called with each message; it must not block.
 
@@ -167,9 +136,9 @@ class LoopSocket:
 
     def drain(self) -> None:
         """Take in what has arrived, up to 256 MiB of it or for 0.3 s; the rest comes in turns, as always."""
-        left_bytes, began_s, posted = _MOST_DRAINED_BYTES, _clock.used_s(), self._turns.posted
+        left_bytes, began_s, posted = _MOST_DRAINED_BYTES, time.thread_time(), self._turns.posted
         while left_bytes > 0 and not self.socket.closed and _has_messages(self.socket):
-            left_bytes -= self._take_batch(self._turns.posted, _clock.used_s())
+            left_bytes -= self._take_batch(self._turns.posted, time.thread_time())
             if self._took_s(began_s, posted) > _LONGEST_DRAIN_S:
                 break
         self._end_turn(began_s, posted)
@@ -200,13 +169,13 @@ class LoopSocket:
         if self._turns.is_behind:
             self._rest = self._loop.call_later(_BEHIND_S, self._end_rest)
             return
-        began_s, posted = _clock.used_s(), self._turns.posted
+        began_s, posted = time.thread_time(), self._turns.posted
         self._take_batch(posted, began_s)
         self._end_turn(began_s, posted)
 
     def _took_s(self, began_s: float, posted: int) -> float:
         """What a turn takes that began at this processor time, and with so many events posted."""
-        return _clock.used_s() - began_s + self._turns.owed_s(posted)
+        return time.thread_time() - began_s + self._turns.owed_s(posted)
 
     def _end_turn(self, began_s: float, posted: int) -> None:
         """Rest after a long turn; look for more after any other."""
@@ -272,7 +241,7 @@ class LoopSocket:
                 if not self.socket.recv(zmq.NOBLOCK, copy=False).more:
                     self.is_amid_message = False
                     return
-            if _clock.used_s() - began_s > LONG_TURN_S:
+            if time.thread_time() - began_s > LONG_TURN_S:
                 raise zmq.Again
 
 

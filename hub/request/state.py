@@ -13,8 +13,6 @@ from enum import Enum, auto
 from math import inf
 from typing import Any, Final
 
-import msgspec
-
 from hub.request.companions import Companions
 from hub.request.events import Abort, Action, ReleasePayload, ReplicaRef
 from hub.request.outputs import first_timings, name_of, with_replica
@@ -181,8 +179,8 @@ ALLOWED: Final[Mapping[Phase, frozenset[Phase]]] = {
 }
 
 
-# Structs, as one of each is made for each stage of each request.
-class Seen(msgspec.Struct):
+@dataclass(slots=True)
+class Seen:
     """The part of one stage's output that the client has seen, over all attempts."""
 
     #: How many chunks, and whether the stage's end was shown.
@@ -191,11 +189,11 @@ class Seen(msgspec.Struct):
     #: How many unfinished pictures of the one that comes next. They are no part of the output: another replica need not
     #: make the same.
     partial_images: int = 0
-    token_ids: list[int] = msgspec.field(default_factory=list)
-    texts: list[str] = msgspec.field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     attached: bool = False
     #: What is kept of the attachments of a deterministic stage, to compare them with those of another attempt.
-    marks: list[Mark] = msgspec.field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
     #: Whether it became more than is kept; then nothing of it is. And the estimated memory of what is kept, in bytes.
     is_long: bool = False
     kept_bytes: int = 0
@@ -254,12 +252,13 @@ class Seen(msgspec.Struct):
         return Replay(self.chunks, tuple(self.token_ids), "".join(self.texts), tuple(self.marks))
 
 
-class StageRun(msgspec.Struct):
+@dataclass(slots=True, repr=False)
+class StageRun:
     """One stage of one request."""
 
     stage_id: int
     #: Written by ``to`` only.
-    phase: Phase = Phase.WAITING
+    phase: Phase = field(default=Phase.WAITING, init=False)
     #: Number of the last dispatch, -1 before the first. Frames of any other attempt are stale.
     attempt: int = -1
     #: Where this attempt was sent; None while it is being picked.
@@ -267,17 +266,17 @@ class StageRun(msgspec.Struct):
     #: What outputs call the replica that an attempt was sent to last.
     replica_name: str = ""
     #: Input addresses of replicas that failed this request and may look healthy.
-    avoid: set[str] = msgspec.field(default_factory=set)
+    avoid: set[str] = field(default_factory=set)
     #: Input addresses of replicas that were only late to answer, or left a hand-off that could not be read: others are
     #: better.
-    slow: set[str] = msgspec.field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
     #: Sequence number of the next chunk of this attempt, and how many of those before it were unfinished pictures.
     next_seq: int = 0
     partial_images: int = 0
     #: When the last output came, in any attempt, shown or not.
     output_at_s: float = -inf
     #: What the client has seen of this stage, in any attempt.
-    seen: Seen = msgspec.field(default_factory=Seen)
+    seen: Seen = field(default_factory=Seen)
     #: The last Pause that this attempt's replica was sent; None: none was sent.
     pause_sent: bool | None = None
     #: How many chunks of this attempt the client has had from an earlier one: they are dropped.
@@ -287,13 +286,13 @@ class StageRun(msgspec.Struct):
     #: What the client has had from an earlier attempt of a deterministic stage: this one has to begin with it.
     replay: Replay | None = None
     #: The hand-offs that the stages before left for this one, by stage.
-    handed: dict[int, tuple[PayloadRef, ...]] = msgspec.field(default_factory=dict)
+    handed: dict[int, tuple[PayloadRef, ...]] = field(default_factory=dict)
     #: The hand-offs that come from the stages before in pieces, by stage.
-    streams: dict[int, PieceRelay] = msgspec.field(default_factory=dict)
+    streams: dict[int, PieceRelay] = field(default_factory=dict)
     #: Number of the next piece that this attempt hands on.
     next_piece: int = 0
     #: Where hand-offs of this stage may lie, of any attempt, by input address.
-    holders: dict[str, ReplicaRef] = msgspec.field(default_factory=dict)
+    holders: dict[str, ReplicaRef] = field(default_factory=dict)
     #: Why the last attempt that failed did so, its number, and its replica (None: none was picked).
     failure: RequestError | None = None
     failed_attempt: int = -1
@@ -303,7 +302,7 @@ class StageRun(msgspec.Struct):
     #: How many replicas were lost, or lost their engine, after this work was sent to them; and those of them for which
     #: it is a suspect.
     deaths: int = 0
-    blamed_for: list[ReplicaRef] = msgspec.field(default_factory=list)
+    blamed_for: list[ReplicaRef] = field(default_factory=list)
     #: Whether other suspects were tried at this attempt's replica meanwhile.
     had_company: bool = False
     dispatched_at_s: float = 0.0

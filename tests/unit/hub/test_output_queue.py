@@ -119,21 +119,3 @@ async def test_the_oldest_output_says_how_far_behind_a_client_is_and_may_be_drop
     assert queue.unread_since_s == inf
     with pytest.raises(OverloadedError, match="too slow"):
         await queue.get()
-
-
-async def test_a_reader_that_waits_gets_the_next_output_itself_and_those_behind_it_in_their_order() -> None:
-    """1. it waits; 2. three outputs and the end come before it has its turn; the first of them is kept nowhere"""
-    paces: list[ClientBackpressure] = []
-    queue = OutputQueue(1, 1, paces.append)
-    reader = asyncio.create_task(queue.get())
-    await asyncio.sleep(0)
-    assert queue.put(OmniOutput("r", 0, "text", text="first"))
-    assert (queue.unread_since_s, paces) == (inf, [])
-    assert queue.put(OmniOutput("r", 0, "text", text="second"))
-    assert not queue.put(OmniOutput("r", 0, "image", data=b"third"))
-    assert paces == [BEHIND]
-    queue.end(None)
-    first, second = await reader, await queue.get()
-    assert first is not None
-    assert second is not None
-    assert (first.text, second.text, await queue.get()) == ("first", "second", None)

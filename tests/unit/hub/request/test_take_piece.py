@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -39,7 +40,8 @@ def _state(walk: Walk) -> dict[str, Any]:
     """All that a machine knows."""
     state = walk.machine.state
     runs = {
-        run.stage_id: {name: getattr(run, name) for name in StageRun.__struct_fields__} for run in state.runs.values()
+        run.stage_id: {field.name: getattr(run, field.name) for field in fields(StageRun)}
+        for run in state.runs.values()
     }
     for run in runs.values():
         run["replay"] = None if run["replay"] is None else vars(run["replay"])
