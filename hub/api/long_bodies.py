@@ -120,7 +120,7 @@ class HeldBodies:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldBody:
     """What one request is counted with, and as whose."""
 
     client: str = ""
@@ -141,7 +141,7 @@ class LongBodies:
         """See ASGI."""
         scope[_KEY] = self
         # Whatever copies the scope shares it.
-        held = scope[_HELD] = _Held()
+        held = scope[_HELD] = _HeldBody()
         try:
             await self._app(scope, receive, send)
         finally:
@@ -164,7 +164,7 @@ class LongBodies:
 
     def hold(self, scope: MutableMapping[str, Any], size_bytes: int) -> None:
         """Count the memory of a request until it is answered; of a WebSocket, the most that it had at a time."""
-        held: _Held = scope[_HELD]
+        held: _HeldBody = scope[_HELD]
         if size_bytes > held.size_bytes:
             held.client = client_of(scope)
             self._held.hold(held.client, size_bytes - held.size_bytes)
