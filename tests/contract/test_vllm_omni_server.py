@@ -423,6 +423,47 @@ async def test_arguments_of_a_call_that_are_nested_too_deep_are_the_clients_mist
     assert not [each for each in caplog.records if each.exc_info]
 
 
+@pytest.mark.attack("U2")
+async def test_calls_that_an_answer_must_have_are_read_for_a_time_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. all of the text is read again for each piece; with no time left the stream ends with the reason
+    2. the replica is told to stop; the next answer is read in full
+    """
+    from hub.api.vllm.bounds import reading
+
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.omni.server import OmniFrontend
+
+        stage = msgspec.structs.replace(THINKER, final_output="text", default_sampling_params={"max_tokens": 64})
+        frontend = OmniFrontend(
+            DeployConfig(stages=(stage,), model="m"), "--enable-auto-tool-choice --tool-call-parser hermes"
+        )
+    text = json.dumps([{"name": "a", "parameters": {"x": "word " * 100}}])
+    pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
+    is_first = True
+
+    def call(replica: FakeReplica, submit: wire.Submit) -> None:
+        nonlocal is_first
+        about = replica._about(submit)
+        replica.accept(submit)
+        for seq, piece in enumerate(pieces):
+            replica.say(wire.Chunk(**about, seq=seq, modality="text", text=piece, token_ids=(7,)))
+        if not is_first:
+            replica.done(submit, len(pieces))
+        is_first = False
+
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": [tool], "tool_choice": "required"}
+    monkeypatch.setattr(reading, "MOST_S", 0.0)
+    async with serving(frontend, call, deploy=CHATS) as (client, (replica,), _):
+        answer = await client.post("/v1/chat/completions", json={**chat, "stream": True})
+        assert "too long to be read for tool calls" in answer.text, answer.text[-500:]
+        await until(lambda: bool(replica.of(wire.Abort)))
+        monkeypatch.setattr(reading, "MOST_S", 60.0)
+        again = await client.post("/v1/chat/completions", json={**chat, "stream": True})
+    assert "error" not in again.text
+    assert '"finish_reason":"tool_calls"' in again.text
+
+
 @pytest.mark.attack("Q4")
 async def test_a_text_that_no_context_holds_is_not_made_tokens(speaking: Any, caplog: pytest.LogCaptureFixture) -> None:
     """And it is the client's mistake: of a chat, vLLM-Omni's server made it a 500, with a stack in the log."""

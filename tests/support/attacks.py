@@ -323,6 +323,7 @@ ATTACKS: Final = (
     Attack("T3", "small bodies with dear forms, checked on the hub's loop", "checked by the thread, in turn"),
     Attack("T4", "a thousand lists of half a million tokens that wait for a slot", "a client has half of 2 GiB"),
     Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
+    Attack("U2", "a long answer that must have calls, read anew with each piece", "ends after some seconds of it"),
 )
 
 #: Rows without a test, and why.

@@ -262,6 +262,8 @@ class Body:
         self.refusal: RequestError | None = None
         #: What it asks for, once the whole was checked.
         self.asked = _NOTHING
+        #: Processor time in which its answer was read for calls, where no parser is kept for one answer.
+        self.reading_s = 0.0
         self._check_length(int(length[:20]) if length.isdecimal() else 0)
 
     def _check_length(self, size_bytes: int) -> None:
@@ -303,6 +305,11 @@ class Body:
 
 
 _current: Final[ContextVar[Body | None]] = ContextVar("body", default=None)
+
+
+def body_now() -> Body | None:
+    """The body of the current context's request; None outside of one."""
+    return _current.get()
 
 
 def asked_now() -> Asked:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from hub.api.vllm.bounds.body import body_now
 from hub.api.vllm.errors import as_vllm_error
 from omni_discovery.errors import InvalidRequestError
 
@@ -43,6 +44,29 @@ def bound_tool_parser(name: str | None) -> None:
     if name:
         parser: Any = ToolParserManager.get_tool_parser(name)
         parser.extract_tool_calls_streaming = _counted(parser.extract_tool_calls_streaming)
+
+
+def bound_required(server: Any) -> None:
+    """The same for calls that an answer must have, which a module of vLLM-Omni's server reads by itself. Idempotent."""
+    server.extract_required_tool_call_streaming = _counted_by_request(server.extract_required_tool_call_streaming)
+
+
+def _counted_by_request(read: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that reads a piece, with its time counted by the HTTP request. A request has one answer there."""
+    if hasattr(read, _IS_BOUNDED):
+        return read
+
+    @functools.wraps(read)
+    def read_bounded(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.thread_time()
+        made = read(*args, **kwargs)
+        body = body_now()
+        if body is not None:
+            body.reading_s += time.thread_time() - began_s
+            check_time(body.reading_s)
+        return made
+
+    return _marked(read_bounded)
 
 
 @functools.cache

@@ -16,11 +16,12 @@ from vllm.entrypoints.pooling.base.serving import PoolingServing
 from vllm.exceptions import VLLMError
 from vllm_omni.config.endpoint_policy import shutdown_unsupported_routes
 from vllm_omni.entrypoints.openai import api_server as peer
+from vllm_omni.entrypoints.openai import serving_chat
 from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
 from hub.api.vllm.bounds.fan_out import begin_by_turns
 from hub.api.vllm.bounds.pacing import may_pace
-from hub.api.vllm.bounds.reading import bound_tool_parser
+from hub.api.vllm.bounds.reading import bound_required, bound_tool_parser
 from hub.api.vllm.bounds.texts import serve_by_turns
 from hub.api.vllm.errors import AnsweredErrors
 from hub.api.vllm.flags import parse_flags
@@ -95,6 +96,7 @@ class OmniFrontend:
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         bound_tool_parser(self._arguments.tool_call_parser)
+        bound_required(serving_chat)
         of_speech = getattr(getattr(app.state, "openai_serving_speech", None), "_tts_executor", None)
         if of_speech is not None:
             serve_by_turns(of_speech)
