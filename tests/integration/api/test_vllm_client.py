@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import io
 import json
 import logging
 import re
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +23,7 @@ from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError
 from tests.support.engines import DEMO, as_the_supervisor_has_it
 from tests.support.hub_fakes import FakeReplica, Script, accept_only, running_hub, until
+from tests.support.longest_turn import longest_turn
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -282,29 +281,15 @@ async def test_a_prompt_that_is_shown_in_each_answer_counts_with_each(
 @pytest.mark.attack("S5")
 async def test_a_thousand_prompts_leave_the_loop_to_others(frontend: Any) -> None:
     """The server asked for all of them in one turn of the loop, 0.6 ms each; and each reads all that is asked anew."""
-    longest_s, is_done = 0.0, False
-
-    async def watch() -> None:
-        nonlocal longest_s
-        while not is_done:
-            began_s = time.thread_time()
-            await asyncio.sleep(0)
-            longest_s = max(longest_s, time.thread_time() - began_s)
-
     many = {**ASK, "prompt": [[5]] * 1000, "max_tokens": 1}
     async with serving(frontend, speak) as (client, replica):
         await client.post("/v1/completions", json=ASK)
-        # What is there already, of all tests, is none of this request's.
-        gc.freeze()
-        watching = asyncio.create_task(watch())
-        answer = await client.post("/v1/completions", json=many)
-        refused = await client.post("/v1/completions", json={**many, "stop_token_ids": [7] * 100_000})
-        is_done = True
-        await watching
-        gc.unfreeze()
+        async with longest_turn() as turn:
+            answer = await client.post("/v1/completions", json=many)
+            refused = await client.post("/v1/completions", json={**many, "stop_token_ids": [7] * 100_000})
     assert len(replica.of(wire.Submit)) > 1
     assert answer.status_code in (200, 429), answer.text
-    assert longest_s < 0.25
+    assert turn.longest_s < 0.25
     assert refused.status_code == 400
     assert "count for each of 1000 answers" in refused.text
 

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hub.api.exchange import current_exchange
 from hub.api.generation.body import AnswerSize
+from hub.api.vllm.bounds.wrapping import wrapped_once
 from omni_discovery.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -150,17 +150,15 @@ def begin_by_turns(*servers: type) -> None:
     """
     for server in servers:
         kind: Any = next(each for each in server.__mro__ if "_get_trace_headers" in vars(each))
-        if not hasattr(kind._get_trace_headers, "takes_turns"):  # noqa: SLF001 - the one such step that is awaited
-            kind._get_trace_headers = _after_a_turn(kind._get_trace_headers)  # noqa: SLF001
+        # The one such step that is awaited.
+        kind._get_trace_headers = wrapped_once(kind._get_trace_headers, _after_a_turn)  # noqa: SLF001
 
 
 def _after_a_turn(looks: Any) -> Any:
-    @wraps(looks)
     async def look(self: Any, headers: Any) -> Any:
         await asyncio.sleep(0)
         return await looks(self, headers)
 
-    look.takes_turns = True  # type: ignore[attr-defined]
     return look
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from hub.api.vllm.bounds.body import body_now
+from hub.api.vllm.bounds.wrapping import wrapped_once
 from hub.api.vllm.errors import as_vllm_error
 from omni_discovery.errors import InvalidRequestError
 
 #: For one answer, in seconds. A call of some 18 000 characters, four a piece, takes the parser ``pythonic`` as long.
 MOST_S: Final = 10.0
-_IS_BOUNDED: Final = "omni_is_bounded"
 
 
 def bound_parsers() -> None:
@@ -25,16 +25,15 @@ def bound_parsers() -> None:
     from vllm.parser.parser_manager import ParserManager
 
     parsers: Any = ParserManager
-    find: Callable[..., Any] = parsers.get_parser
-    if hasattr(find, _IS_BOUNDED):
-        return
+    parsers.get_parser = wrapped_once(parsers.get_parser, _finding_bounded)
 
-    @functools.wraps(find)
+
+def _finding_bounded(find: Callable[..., Any]) -> Callable[..., Any]:
     def get_parser(*args: Any, **kwargs: Any) -> Any:
         found = find(*args, **kwargs)
         return None if found is None else _bounded(found)
 
-    parsers.get_parser = _marked(get_parser)
+    return get_parser
 
 
 def bound_tool_parser(name: str | None) -> None:
@@ -43,20 +42,18 @@ def bound_tool_parser(name: str | None) -> None:
 
     if name:
         parser: Any = ToolParserManager.get_tool_parser(name)
-        parser.extract_tool_calls_streaming = _counted(parser.extract_tool_calls_streaming)
+        parser.extract_tool_calls_streaming = wrapped_once(parser.extract_tool_calls_streaming, _counted)
 
 
 def bound_required(server: Any) -> None:
     """The same for calls that an answer must have, which a module of vLLM-Omni's server reads by itself. Idempotent."""
-    server.extract_required_tool_call_streaming = _counted_by_request(server.extract_required_tool_call_streaming)
+    read = server.extract_required_tool_call_streaming
+    server.extract_required_tool_call_streaming = wrapped_once(read, _counted_by_request)
 
 
 def _counted_by_request(read: Callable[..., Any]) -> Callable[..., Any]:
     """A function that reads a piece, with its time counted by the HTTP request. A request has one answer there."""
-    if hasattr(read, _IS_BOUNDED):
-        return read
 
-    @functools.wraps(read)
     def read_bounded(*args: Any, **kwargs: Any) -> Any:
         began_s = time.thread_time()
         made = read(*args, **kwargs)
@@ -66,23 +63,20 @@ def _counted_by_request(read: Callable[..., Any]) -> Callable[..., Any]:
             check_time(body.reading_s)
         return made
 
-    return _marked(read_bounded)
+    return read_bounded
 
 
 @functools.cache
 def _bounded(parser: Any) -> Any:
     """A parser of the same name and kind that counts its time."""
     bounded: Any = type(parser.__name__, (parser,), {"__module__": parser.__module__, "__doc__": parser.__doc__})
-    bounded.parse_delta = _counted(bounded.parse_delta)
+    bounded.parse_delta = wrapped_once(bounded.parse_delta, _counted)
     return bounded
 
 
 def _counted(read: Callable[..., Any]) -> Callable[..., Any]:
     """A method of a parser that reads a piece, with its time counted. A parser reads one answer."""
-    if hasattr(read, _IS_BOUNDED):
-        return read
 
-    @functools.wraps(read)
     def read_bounded(parser: Any, *args: Any, **kwargs: Any) -> Any:
         began_s = time.thread_time()
         made = read(parser, *args, **kwargs)
@@ -91,13 +85,7 @@ def _counted(read: Callable[..., Any]) -> Callable[..., Any]:
         check_time(spent_s)
         return made
 
-    return _marked(read_bounded)
-
-
-def _marked(bounded: Any) -> Callable[..., Any]:
-    bounded.omni_is_bounded = True
-    marked: Callable[..., Any] = bounded
-    return marked
+    return read_bounded
 
 
 def check_time(spent_s: float) -> None:

@@ -14,12 +14,13 @@ from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, replace
-from functools import wraps
 from typing import Any, Final
 
 from transformers import PythonBackend, TokenizersBackend
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
+
+from hub.api.vllm.bounds.wrapping import wrapped_once
 
 #: Characters of all texts of one request together, as often as each is tokenized: those of the longest body.
 MAX_CHARACTERS: Final = 8 << 20
@@ -113,19 +114,15 @@ def bound_tokenizers(renderer: Any) -> None:
     for kind in kinds:
         own: Any = {} if kind.__module__ in _PASSES_ON else vars(kind)
         if "_encode_plus" in own:
-            kind._encode_plus = _bounded(own["_encode_plus"])  # noqa: SLF001
+            kind._encode_plus = wrapped_once(own["_encode_plus"], _bounded)  # noqa: SLF001
         if "__call__" in own:
-            kind.__call__ = _bounded(own["__call__"])
+            kind.__call__ = wrapped_once(own["__call__"], _bounded)
         if "encode" in own:
-            kind.encode = _bounded(own["encode"])
+            kind.encode = wrapped_once(own["encode"], _bounded)
     serve_by_turns(renderer._executor)  # noqa: SLF001 - vLLM's own code shares it so, too
 
 
 def _bounded(method: Callable[..., Any]) -> Callable[..., Any]:
-    if hasattr(method, "is_bounded"):
-        return method
-
-    @wraps(method)
     def tokenize(self: Any, text: Any = "", text_pair: Any = None, *more: Any, **options: Any) -> Any:
         texts = _texts.get()
         if texts is None or _is_within():
@@ -142,7 +139,6 @@ def _bounded(method: Callable[..., Any]) -> Callable[..., Any]:
             texts.spend(_characters(text) + _characters(text_pair))
             return method(self, text, *_given(text_pair, more), **options)
 
-    tokenize.is_bounded = True  # type: ignore[attr-defined]
     return tokenize
 
 

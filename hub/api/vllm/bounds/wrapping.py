@@ -10,7 +10,7 @@ _MARK: Final = "omni_wraps"
 
 
 def wrapped_once(found: Any, wrap: Callable[[Any], Callable[..., Any]]) -> Any:
-    """A function as ``wrap`` makes it of the given one, by the same name; one that was made so already comes back."""
+    """A function as ``wrap`` makes it of the given one, by the same name; one that is wrapped already is returned."""
     if hasattr(found, _MARK):
         return found
     made: Any = wraps(found)(wrap(found))
