@@ -367,6 +367,17 @@ class TestThinker:
         (output,) = run(thinker.engine, replace(ask_thinker("k"), inputs={"prompt_token_ids": [30] * 127}))["k"]
         assert output.finish_reason == "length"
 
+    @pytest.mark.attack("U3")
+    def test_nothing_is_compiled_for_the_first_log_probabilities(self, thinker: Subject) -> None:
+        """Compiling takes a step of all requests, for seconds to a minute; a chosen token is the likeliest here."""
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        asked = ask_thinker("k")
+        said = run(thinker.engine, replace(asked, params={**asked.params, "logprobs": 2}))["k"]
+        places = [place for output in said for place in output.logprobs]
+        assert [place[0].rank for place in places] == [1] * 20
+        assert not torch._dynamo.utils.counters["stats"]
+
     @pytest.mark.attack("G1")
     @pytest.mark.parametrize("many", ["1 plus 2 ", "a", "1", " "])
     def test_of_a_prompt_of_megabytes_no_more_is_encoded_than_a_context_holds(

@@ -324,6 +324,7 @@ ATTACKS: Final = (
     Attack("T4", "a thousand lists of half a million tokens that wait for a slot", "a client has half of 2 GiB"),
     Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
     Attack("U2", "a long answer that must have calls, read anew with each piece", "ends after some seconds of it"),
+    Attack("U3", "the first log probabilities asked of a replica", "compiled before it serves, or not at all"),
 )
 
 #: Rows without a test, and why.

@@ -26,6 +26,7 @@ from stage_runtime.engines.vllm.load import (
     usual_capacity,
 )
 from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading
+from stage_runtime.engines.vllm.ranks import count_ranks_plainly
 from stage_runtime.engines.vllm.runs import Runs
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class LlmStage:
         self._llm = load_llm(self._stage, arguments)
         put_forms_behind_engine(self._llm)
         give_draws_back(self._llm)
+        count_ranks_plainly(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
         self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
         #: See DescribedEngine.

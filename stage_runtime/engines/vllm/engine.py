@@ -91,7 +91,9 @@ class VllmEngine(LlmStage):
         self._handoffs = Handoffs(required)
         if self._handoff.hidden_states:
             self._hidden = HiddenStates(self._llm, f"{self._where}.hidden_states")
-        self._warm_up(report, sampling_params({"max_tokens": 1, "temperature": 0.0}), self._hidden)
+        # What vLLM compiles for log probabilities it would else compile within a step of others' answers.
+        likely = {"logprobs": 1} if self._llm.vllm_config.model_config.max_logprobs else {}
+        self._warm_up(report, sampling_params({"max_tokens": 1, "temperature": 0.0, **likely}), self._hidden)
         self._read_ahead = ReadAhead(self._runs, self._model)
 
     def add(self, request: StageRequest) -> None:
