@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 import tempfile
@@ -226,11 +227,22 @@ def _soak(given: argparse.Namespace) -> int:
             result, sampled = soak.run(told)
             sampled["weights"] = weights_of(site)
             result = msgspec.structs.replace(result, wrong=[*result.wrong, *site.stop()])
+            if given.out and result.wrong:
+                _keep_logs(site, given.out.with_suffix(".logs"))
     say(page(result))
     if given.out:
         _write_soak(given.out, result, soak.windows, sampled)
         given.out.with_suffix(".md").write_text(table_of_soak(result))
     return 1 if result.wrong else 0
+
+
+def _keep_logs(site: Site, folder: Path) -> None:
+    """What all processes have said, to be read after the site is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for log in site.all_logs():
+        kept = folder / log.relative_to(site.folder)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
 
 
 def _line_of(window: Window) -> str:

@@ -40,6 +40,12 @@ PORT: Final = 8000
 METRICS_PORT: Final = 9100
 #: What one etcd may store, so that a fault can fill it.
 QUOTA_BYTES: Final = 16 << 20
+#: Without compaction the history of all writes fills that within minutes.
+ETCD_FLAGS: Final = (
+    f"--quota-backend-bytes={QUOTA_BYTES}",
+    "--auto-compaction-mode=periodic",
+    "--auto-compaction-retention=1m",
+)
 #: Each stage has two replicas of six slots; a stream takes 1.2 s.
 DOCUMENT: Final = """
 model: echo
@@ -126,7 +132,7 @@ class Site:
         image_folder = self.folder / "image"
         image_folder.mkdir(parents=True)
         image = self._stack.enter_context(etcd_image(image_folder))
-        self.cluster = self._stack.enter_context(EtcdCluster(image, [f"--quota-backend-bytes={QUOTA_BYTES}"]))
+        self.cluster = self._stack.enter_context(EtcdCluster(image, ETCD_FLAGS))
         names = ("front", *SIDES, *self.names)
         self.network = self._stack.enter_context(Network(*names, subnet=self.cluster.subnet, first=100))
         self.network.join_bridge(self.cluster.bridge)

@@ -57,6 +57,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float
     #: Why it could not be made; empty if it was.
     failed: str = ""
+    #: What the site went on lacking, where it did not recover.
+    lacked: str = ""
 
     @property
     def recover_s(self) -> float | None:
@@ -132,6 +134,17 @@ def _names(windows: Sequence[Window]) -> str:
     return ", ".join(each.fault for each in windows) or "no fault"
 
 
+def _lack_of(site: Site) -> str:
+    """What hubs and registry lack, and how etcd's members say they are."""
+    said = [site.lack(), site.lack_in_registry()]
+    for subject in (("endpoint", "status"), ("alarm", "list")):
+        try:
+            said.append(site.etcdctl(*subject))
+        except subprocess.SubprocessError as error:
+            said.append(str(error))
+    return "; ".join(each.strip() for each in said if each)
+
+
 def weights_of(site: Site) -> dict[str, list[Any]]:
     """What hubs' memory was made of at several moments, by hub; empty where they were not weighed."""
     files = {name: site.folder / name / "weights" for name in site.names}
@@ -150,7 +163,7 @@ def judge_windows(windows: Sequence[Window]) -> list[str]:
             wrong.append(f"{each.fault} could not be made: {each.failed}")
         promised_s = each.promise.recovery_s
         if each.recover_s is None:
-            wrong.append(f"{each.fault}: the site did not recover")
+            wrong.append(f"{each.fault}: the site did not recover: {each.lacked}")
         elif each.recover_s > promised_s + (slack_s := soon_s(promised_s) - promised_s):
             said = f"{each.fault}: {each.recover_s:.1f} s to recover; {promised_s:g} s are promised"
             wrong.append(f"{said} ({slack_s:.0f} s more on this machine)")
@@ -224,11 +237,13 @@ class Soak:
         except _FAILURES as error:
             failed = failed or f"{type(error).__name__}: {error}"[:300]
         healed_s = time.monotonic()
+        whole_s = whole_since(self._site)
         return Window(
             fault=name,
             broke_s=broke_s,
             healed_s=healed_s,
-            whole_s=whole_since(self._site),
+            whole_s=whole_s,
+            lacked=_lack_of(self._site) if whole_s is None else "",
             promise=fault.promise,
             load_average=round(os.getloadavg()[0], 2),
             failed=failed,

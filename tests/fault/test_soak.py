@@ -153,14 +153,16 @@ def test_a_stall_is_judged_by_the_fault_in_which_it_was() -> None:
 
 def test_a_fault_that_could_not_be_made_or_did_not_heal_is_told() -> None:
     late = Window(fault="a", broke_s=0.0, healed_s=1.0, whole_s=9000.0, promise=Promise(), load_average=1.0)
-    never = Window(fault="b", broke_s=0.0, healed_s=1.0, whole_s=None, promise=Promise(), load_average=1.0)
+    never = Window(
+        fault="b", broke_s=0.0, healed_s=1.0, whole_s=None, promise=Promise(), load_average=1.0, lacked="a hub"
+    )
     failed = Window(
         fault="c", broke_s=0.0, healed_s=1.0, whole_s=1.0, promise=Promise(), load_average=1.0, failed="OSError: no"
     )
     assert judge_windows([QUIET, TAKEN]) == []
     said = judge_windows([late, never, failed])
     assert said[0].startswith("a: 8999.0 s to recover; 15 s are promised")
-    assert said[1:] == ["b: the site did not recover", "c could not be made: OSError: no"]
+    assert said[1:] == ["b: the site did not recover: a hub", "c could not be made: OSError: no"]
 
 
 def test_the_page_has_the_row_each_resource_and_what_was_broken() -> None:
@@ -239,5 +241,6 @@ def test_told_to_stop_it_waits_no_longer_for_a_fault_and_makes_no_other(monkeypa
 def test_what_does_not_recover_ends_a_soak(monkeypatch: pytest.MonkeyPatch) -> None:
     soak = small_soak(monkeypatch, one=Fault(break_it=lambda site: None))
     monkeypatch.setattr("tests.fault.soak.whole_since", lambda site: None)
+    monkeypatch.setattr("tests.fault.soak._lack_of", lambda site: "a hub")
     soak._break_again_and_again(time.monotonic() + 60.0, lambda window: None)
-    assert judge_windows(soak.windows) == ["one: the site did not recover"]
+    assert judge_windows(soak.windows) == ["one: the site did not recover: a hub"]
