@@ -262,6 +262,12 @@ class Site:
         """All that hubs and supervisors have ever said."""
         return sorted(self.folder.glob("*/*.log"))
 
+    def make_room(self) -> None:
+        """What an operator does once etcd's history is compacted: its members give back what is free, and take keys."""
+        for member in self.cluster.members:
+            etcdctl(member.endpoint, "defrag")
+        self.etcdctl("alarm", "disarm")
+
     # -- What can be done to it -----------------------------------------------------------------------------------
 
     def nft(self, host: str, rules: str) -> None:

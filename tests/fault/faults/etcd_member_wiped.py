@@ -12,6 +12,9 @@ def break_it(site: Site) -> None:
 
 def heal(site: Site) -> None:
     site.cluster.replace(site.member)
+    # The others have never made a snapshot: it writes all that was ever written, also what once filled its quota.
+    site.cluster.wait_serving()
+    site.make_room()
 
 
 FAULT = Fault(break_it=break_it, heal=heal, lasts_s=2.0, promise=Promise(), is_noticed=False)

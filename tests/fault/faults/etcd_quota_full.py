@@ -1,11 +1,10 @@
 """etcd is full: it takes no key and grants no lease for 8 s, until an operator makes room."""
 
-import json
 import subprocess
 
 from tests.fault.faults import Fault
 from tests.fault.site import QUOTA_BYTES, Site
-from tests.support.registry import etcdctl
+from tests.support.registry import compact, etcdctl
 
 #: Below the most that etcd takes as one value.
 VALUE = b"x" * 1_000_000
@@ -23,11 +22,8 @@ def break_it(site: Site) -> None:
 
 def heal(site: Site) -> None:
     etcdctl(site.endpoints, "del", "--prefix", "/filling/")
-    revision = json.loads(etcdctl(site.endpoints, "get", "/", "-w", "json"))["header"]["revision"]
-    etcdctl(site.endpoints, "compact", str(revision))
-    for member in site.cluster.members:
-        etcdctl(member.endpoint, "defrag")
-    etcdctl(site.endpoints, "alarm", "disarm")
+    compact(site.endpoints)
+    site.make_room()
 
 
 FAULT = Fault(break_it=break_it, heal=heal, lasts_s=8.0, is_noticed=False)
