@@ -35,6 +35,8 @@ LANES: Final = (
 _FAILED: Final = 1
 _NOTHING: Final = 5
 _SOON_S: Final = 60
+#: So many are told of a lane, with what they took.
+_SLOWEST: Final = 40
 #: So many that fail again are enough to know.
 _ENOUGH: Final = 8
 
@@ -55,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _pytest(cache: Path) -> list[str]:
-    return [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}"]
+    return [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", f"--durations={_SLOWEST}"]
 
 
 def _run(commands: Sequence[Sequence[str]]) -> list[int]:
