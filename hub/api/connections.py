@@ -31,6 +31,8 @@ class ConnectionLimits:
     max_connections: int = 8192
     #: Bytes of unfinished bodies of all connections together.
     max_unfinished_bytes: int = 256 << 20
+    #: Memory of what is made of the long bodies of all requests that are being served.
+    max_held_bytes: int = 2 << 30
 
 
 class Cut(Enum):

@@ -37,8 +37,6 @@ _LONGEST_REST_S: Final = 0.5
 #: Bytes of whole bodies that may wait, as many as of unfinished ones.
 _MOST_WAITING_BYTES: Final = 256 << 20
 _RETRY_AFTER_S: Final = 1.0
-#: Memory of what is made of the long bodies of all requests that are being served.
-_MOST_HELD_BYTES: Final = 2 << 30
 #: Memory of a value, such as a token id, and of a list or an object, beside their text.
 _VALUE_BYTES: Final = 40
 _PART_BYTES: Final = 200
@@ -94,7 +92,7 @@ class HeldBodies:
     Each may have as much as is left: one client at most a half, so that others always find room.
     """
 
-    def __init__(self, most_bytes: int = _MOST_HELD_BYTES) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._clients: Counter[str] = Counter()
         self.size_bytes = 0
@@ -128,11 +126,14 @@ class _HeldBody:
 
 
 class LongBodies:
-    """ASGI middleware whose requests and WebSockets may wait for a turn, see ``long_body``. Used on one loop."""
+    """ASGI middleware whose requests and WebSockets may wait for a turn, see ``long_body``. Used on one loop.
 
-    def __init__(self, app: ASGIApp) -> None:
+    What is made of the bodies of requests under way may take ``most_held_bytes``.
+    """
+
+    def __init__(self, app: ASGIApp, most_held_bytes: int = 2 << 30) -> None:
         self._app = app
-        self._held = HeldBodies()
+        self._held = HeldBodies(most_held_bytes)
         self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()
         #: Whether a body is being read, or the loop has its time for everything else.
         self._is_taken = False

@@ -118,8 +118,9 @@ class HttpServer:
     ) -> None:
         http = http or HttpConfig()
         self._bounded = BoundedServer(http.limits, lambda reason: omni.hub_metrics.http_cuts.labels(reason).inc())
+        held = HeldHeaders(guarded(app, http.policy), http.headers_wait_s)
         config = uvicorn.Config(
-            Exchanges(LongBodies(HeldHeaders(guarded(app, http.policy), http.headers_wait_s)), logs=http.access_log),
+            Exchanges(LongBodies(held, http.limits.max_held_bytes), logs=http.access_log),
             **self._bounded.protocols,
             log_config=None,
             log_level="warning",

@@ -27,6 +27,7 @@ _LIMITS: Final = {
     "--send-timeout": "send_timeout_s",
     "--max-connections": "max_connections",
     "--max-unfinished-bytes": "max_unfinished_bytes",
+    "--max-held-bytes": "max_held_bytes",
 }
 _NUMBERS: Final = (
     *_LIMITS,
@@ -101,6 +102,13 @@ def add_client_options(parser: argparse._ActionsContainer) -> None:
         type=int,
         metavar="N",
         help="bytes of all bodies that have come in part; beyond, the largest is given up (default: 268435456)",
+    )
+    parser.add_argument(
+        "--max-held-bytes",
+        type=int,
+        metavar="N",
+        help="bytes of memory, about, that long bodies of requests under way may take; a client gets a 429 for more"
+        " than is left, so that one alone has half (default: 2147483648)",
     )
     parser.add_argument(
         "--allowed-hosts",

@@ -18,7 +18,8 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 
 NUMBERS = (
     *("--header-timeout", "--body-timeout", "--send-timeout", "--stream-idle-timeout", "--max-timeout"),
-    *("--max-connections", "--max-unfinished-bytes", "--max-requests-per-client", "--stream-headers-wait"),
+    *("--max-connections", "--max-unfinished-bytes", "--max-held-bytes"),
+    *("--max-requests-per-client", "--stream-headers-wait"),
 )
 
 
@@ -38,7 +39,8 @@ def test_what_is_not_given_is_as_the_help_says_it_is() -> None:
     ServeCommand().add_arguments(parser)
     text = " ".join(parser.format_help().split())
     limits = http.limits
-    for value in (limits.header_timeout_s, limits.body_timeout_s, limits.send_timeout_s, limits.max_unfinished_bytes):
+    seconds = (limits.header_timeout_s, limits.body_timeout_s, limits.send_timeout_s)
+    for value in (*seconds, limits.max_unfinished_bytes, limits.max_held_bytes):
         assert f"(default: {value:.0f})" in text
     assert f"(default: {limits.max_connections}, or half" in text
     assert f"(default: {bounds.max_timeout_s:.0f}, or" in text
@@ -50,8 +52,8 @@ def test_each_flag_sets_its_value() -> None:
     flags = [word for number, flag in enumerate(NUMBERS, 11) for word in (flag, str(number))]
     arguments = parse(*flags, "--request-timeout", "5", "--priority-range=-5:7")
     http = http_config(arguments, "127.0.0.1", 1000)
-    assert http.limits == ConnectionLimits(11, 12, 13, 16, 17)
-    assert http.most_per_client == 18
+    assert http.limits == ConnectionLimits(11, 12, 13, 16, 17, 18)
+    assert http.most_per_client == 19
     assert hub_config(arguments).stream_idle_timeout_s == 14
     assert hub_config(arguments).client_bounds == ClientBounds(15, -5, 7)
 
