@@ -329,6 +329,11 @@ ATTACKS: Final = (
         "a port of the operator's machine in a hub's record, where another user listens",
         "named; no token goes there",
     ),
+    Attack(
+        "V2",
+        "gigabytes below waits/, where every replica may write",
+        "no hub keeps or saves them; commands read 2 MiB",
+    ),
 )
 
 #: Rows without a test, and why.
