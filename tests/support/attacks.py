@@ -334,6 +334,11 @@ ATTACKS: Final = (
         "gigabytes below waits/, where every replica may write",
         "no hub keeps or saves them; commands read 2 MiB",
     ),
+    Attack(
+        "V3",
+        "a thousand hubs that each report a thousand replicas in trouble",
+        "as much is read as a hub writes; each once",
+    ),
 )
 
 #: Rows without a test, and why.

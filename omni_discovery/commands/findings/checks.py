@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -78,10 +78,14 @@ class Evidence:
     now_s: float
     #: The number of replicas of each namespace of this etcd; None if this user may not list them.
     namespaces: Mapping[str, int] | None = None
+    #: The beats once they were read: there may be a thousand, and several checks go by them.
+    _beats: list[dict[str, BeatRecord]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def beats(self) -> dict[str, BeatRecord]:
         """The beats of the view's hubs, by hub id."""
-        return read_beats(self.items, self.namespace, self.view.hubs)
+        if not self._beats:
+            self._beats.append(read_beats(self.items, self.namespace, self.view.hubs))
+        return self._beats[0]
 
 
 _RESTART: Final = (
@@ -128,10 +132,10 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
 
 def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
     """Note replicas of one stage and one document that differ in a field of ``_ALIKE``, which may be intended."""
-    for field, word in _ALIKE.items():
+    for name, word in _ALIKE.items():
         found: dict[tuple[int, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for info in infos:
-            if value := getattr(info, field):
+            if value := getattr(info, name):
                 found[info.stage_id, info.fingerprint][value].append(_name(info))
         for (stage_id, _), by_value in sorted(found.items()):
             if len(by_value) > 1:
@@ -531,9 +535,12 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
     if reports.more:
         text = f"{reports.more} more replicas are in trouble than the hubs name"
         yield Finding(Grade.PROBLEM, "replica", text, "see /ready and the logs of the hubs")
+    slots: Counter[int] = Counter()
+    for info in evidence.view.replicas.values():
+        slots[info.stage_id] += info.capacity if info.takes_new_work else 0
     for hub_id, health in reports.health.items():
         yield _judge_requests(evidence, hub_id, health)
-        yield from _overloads(evidence, hub_id, health)
+        yield from _overloads(evidence, hub_id, health, slots)
         yield from _slow_clients(evidence, hub_id, health)
     for hub_id in reports.silent:
         text = f"hub {hub_id} does not report: whether its requests fail, and whom it ejects, is unknown"
@@ -547,8 +554,8 @@ _BEHIND: Final = 2.0
 _LATELY_S: Final = 30.0
 
 
-def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[Finding]:
-    """Find the stages that get more than they can serve."""
+def _overloads(evidence: Evidence, hub_id: str, health: HubHealth, slots_of: Mapping[int, int]) -> Iterator[Finding]:
+    """Find the stages that get more than they can serve; ``slots_of`` a stage are those that take work."""
     loads = [] if health.loads is msgspec.UNSET else health.loads
     for load in loads:
         is_refusing = evidence.now_s - load.refused_at <= _LATELY_S
@@ -560,8 +567,7 @@ def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[F
                     text += f"; {health.unread.count} of them wait for clients that don't read"
                 yield Finding(Grade.PROBLEM, "load", text, "add a hub, raise --max-in-flight, or send less")
             continue
-        infos = [info for key, info in evidence.view.replicas.items() if key[0] == load.stage_id]
-        slots = sum(info.capacity for info in infos if info.takes_new_work)
+        slots = slots_of.get(load.stage_id, 0)
         is_behind = load.waiting >= _BEHIND * slots > 0
         if not (is_refusing or is_behind):
             continue
