@@ -339,6 +339,11 @@ ATTACKS: Final = (
         "a thousand hubs that each report a thousand replicas in trouble",
         "as much is read as a hub writes; each once",
     ),
+    Attack(
+        "V4",
+        "thousands of records that hand over at loopback, or report errors, before omni status and omni doctor",
+        "each is looked at once; 64 rows of a kind",
+    ),
 )
 
 #: Rows without a test, and why.

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -405,24 +406,53 @@ def _delete(key: str) -> tuple[str, ...]:
     return ("etcdctl", "del", key) if is_shown(key) else ()
 
 
+#: Edges of one record that are looked at: a document has at most 256 stages.
+_MOST_EDGES: Final = 256
+
+
 def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     """Check that replicas on other hosts can reach the addresses at which connectors hand over."""
     infos = sorted(evidence.view.replicas.values(), key=lambda info: (info.stage_id, info.replica_id))
+    # By stage and host: a record that went through all others for each of its edges would take hours of ten thousand.
+    hosts: defaultdict[int, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for info in infos:
-        for edge, where in info.connectors.items():
-            host = where.get("host") if isinstance(where, Mapping) else None
-            if not isinstance(host, str) or not is_loopback(host):
+        if info.host:
+            hosts[info.stage_id][info.host].append(_name(info))
+    count = 0
+    for info in infos:
+        for edge, where in islice(info.connectors.items(), _MOST_EDGES):
+            stage_id, host = _end_of(edge, info), where.get("host") if isinstance(where, Mapping) else None
+            if stage_id not in hosts or not isinstance(host, str):
                 continue
-            apart = [
-                _name(each)
-                for each in infos
-                if edge == f"{info.stage_id}-{each.stage_id}" and each.host and each.host != info.host
-            ]
-            if apart:
-                names = ", ".join(apart[:_SHOWN])
+            apart = _elsewhere(hosts[stage_id], info.host)
+            if not apart or not is_loopback(host):
+                continue
+            count += 1
+            if count <= _MOST_MISMATCHED:
+                names = ", ".join(apart)
                 text = f"replica {_name(info)} on {info.host} hands over at {host}, out of reach of {names} elsewhere"
                 advice = "give it an address that others reach, by --omni-replica-address or the connector's 'host'"
                 yield Finding(Grade.PROBLEM, "hand-off", text, advice)
+    if count > _MOST_MISMATCHED:
+        text = f"{count - _MOST_MISMATCHED} more hand over at loopback, out of reach of replicas elsewhere"
+        yield Finding(Grade.PROBLEM, "hand-off", text)
+
+
+def _end_of(edge: str, info: ReplicaInfo) -> int:
+    """The stage to which an edge of a replica's stage leads; -1 for what is none."""
+    begin, _, end = edge.partition("-")
+    is_one = begin == str(info.stage_id) and end.isascii() and end.isdigit() and len(end) <= _DIGITS
+    return int(end) if is_one and (end == "0" or end[0] != "0") else -1
+
+
+def _elsewhere(hosts: Mapping[str, Sequence[str]], own: str) -> list[str]:
+    """Some of the replicas that are on other hosts."""
+    found: list[str] = []
+    for host, names in hosts.items():
+        found += names[:_SHOWN] if host != own else ()
+        if len(found) >= _SHOWN:
+            break
+    return found[:_SHOWN]
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:
