@@ -344,6 +344,11 @@ ATTACKS: Final = (
         "thousands of records that hand over at loopback, or report errors, before omni status and omni doctor",
         "each is looked at once; 64 rows of a kind",
     ),
+    Attack(
+        "V5",
+        "a record of a staging deployment that names a replica of another namespace, before omni chaos",
+        "its process gets no signal",
+    ),
 )
 
 #: Rows without a test, and why.
