@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _resolve(request)
         if arguments[:1] == ["--zygote"]:
             log = msgspec.json.decode(arguments[2], type=LogOptions)
-            return _run_zygote(int(arguments[1]), log, arguments[3:])
+            return _run_zygote(int(arguments[1]), log, arguments[5:])
         return _supervise(build_parser().parse_args(arguments))
     except ConfigError as error:
         say(str(error), error=True)
@@ -184,6 +184,7 @@ def _read_document(arguments: Sequence[str], kind: type[T]) -> T:
     """The settings that the parent process hands over in ``--config-fd``. Raise ConfigError."""
     parser = argparse.ArgumentParser(prog="stage_runtime", add_help=False)
     parser.add_argument("--stage-id")
+    parser.add_argument("--namespace")
     parser.add_argument("--config-fd", type=int, required=True)
     return read_config(parser.parse_args(arguments[1:]).config_fd, kind)
 

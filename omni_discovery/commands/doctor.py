@@ -335,6 +335,28 @@ async def _why_no_greeting(reader: asyncio.StreamReader) -> str:
     return "" if first == _GREETING else "something else listens there"
 
 
+#: Findings of one topic and grade that the table has. A row takes some milliseconds, and records may be anybody's.
+_MOST_ALIKE: Final = 64
+
+
+def _some_of_each(found: Sequence[Finding]) -> list[Finding]:
+    """The findings; of those of one topic and grade the first, and one that says how many more there are."""
+    from omni_discovery.commands.findings.checks import Finding
+
+    shown: list[Finding] = []
+    counts: dict[tuple[Any, str], int] = {}
+    for finding in found:
+        kind = finding.grade, finding.topic
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] <= _MOST_ALIKE:
+            shown.append(finding)
+    for (grade, topic), count in counts.items():
+        if count > _MOST_ALIKE:
+            text = f"{count - _MOST_ALIKE} more like these: omni doctor --json names them"
+            shown.append(Finding(grade, topic, text))
+    return shown
+
+
 def findings_table(found: list[Finding]) -> Table:
     """The findings as a table of 80 columns, problems last, next to the prompt: a terminal may show only the end."""
     from rich.table import Table
@@ -352,7 +374,7 @@ def findings_table(found: list[Finding]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in sorted(found, key=lambda finding: order.index(finding.grade)):
+    for finding in sorted(_some_of_each(found), key=lambda finding: order.index(finding.grade)):
         mark, style = looks[finding.grade]
         text: Any = Text(finding.text)
         if finding.advice:

@@ -132,15 +132,15 @@ def runtime_here(arguments: argparse.Namespace, stage_id: int) -> Mapping[str, A
     return of_this_host(parse_overrides(arguments.stage_overrides)).get(stage_id, {})
 
 
-def stage_command(config_fd: int, stage_id: int, *flags: str, python: str = "") -> list[str]:
+def stage_command(config_fd: int, stage_id: int, *flags: str, python: str = "", namespace: str = "") -> list[str]:
     """The command of a process of ``stage_runtime`` with its settings in ``config_fd``.
 
     ``flags`` come first and choose the kind of process, ``python`` its interpreter, this one by default. The stage id
-    is only there to be read in the process list; the process takes it from its settings. With ``-P``, nothing is
-    imported from the folder that it is started in.
+    and the ``namespace`` are only there to be read in the process list; the process takes them from its settings. With
+    ``-P``, nothing is imported from the folder that it is started in.
     """
     words = ["-u", "-P", "-m", "stage_runtime", *flags, "--stage-id", str(stage_id), "--config-fd", str(config_fd)]
-    return [python or sys.executable, *words]
+    return [python or sys.executable, *words, *(("--namespace", namespace) if namespace else ())]
 
 
 def check_stage(check: StageCheck, environment: Mapping[str, str]) -> StageDevices | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from omni_discovery.etcd import fork  # noqa: F401
@@ -30,6 +31,7 @@ from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
 from omni_discovery.kv import Claim, FirstKeys, Held, KeyValue, LeaseGrant, LeaseTime, Listing, Summary, WatchBatch
+from omni_discovery.records.sizes import WaitsRoom
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -44,6 +46,11 @@ _MOST_STEPS_BACK: Final = 8
 
 #: Picks one method of one endpoint's stubs.
 _Method = Callable[[EndpointChannel], Any]
+
+
+def _fitted(item: KeyValue, room: WaitsRoom) -> KeyValue:
+    value = room.fit(item.key, item.value)
+    return item if value is item.value else replace(item, value=value)
 
 
 class EtcdKV:
@@ -166,6 +173,7 @@ class EtcdKV:
         limit, most = (_PAGE_OF_KEYS_ALONE,) * 2 if keys_only else (_FIRST_PAGE_KEYS, _MOST_PAGE_KEYS)
         request = rpc.RangeRequest(key=start, range_end=end, limit=limit, keys_only=keys_only)
         items: list[KeyValue] = []
+        room = WaitsRoom()
         while True:
             try:
                 page = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)
@@ -175,7 +183,7 @@ class EtcdKV:
                 # Whoever fills the prefix with large values makes lists slower, not impossible.
                 request.limit = max(1, request.limit // 8)
                 continue
-            items += [to_key_value(kv) for kv in page.kvs]
+            items += [_fitted(to_key_value(kv), room) for kv in page.kvs]
             request.revision = request.revision or page.header.revision
             if not page.more or not page.kvs:
                 break

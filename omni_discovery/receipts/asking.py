@@ -23,7 +23,6 @@ import msgspec
 
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.processes import open_private
-from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.keys import check_namespace
 
 #: How long a hub may take to answer, to its last byte, and how much it may say.
@@ -116,12 +115,12 @@ def ask_at_once(asks: Sequence[Callable[[str], dict[str, Any]]], path: str) -> l
 def is_proved(url: str, ca_file: str) -> bool:
     """Whether no stranger can answer at a URL that a record in etcd names, so that a token may be sent there.
 
-    That is so on this machine, and where the certificate must be of the operator's own authority: of one that this
-    machine trusts anyway anybody can have a certificate for an address of their own.
+    That is so where the certificate must be of the operator's own authority: of one that this machine trusts anyway
+    anybody can have a certificate for an address of their own. Not on loopback: every user of this machine may listen
+    there, and no hub writes such an address into its record.
     """
     try:
-        parts = urlsplit(url)
-        return (parts.scheme == "https" and bool(ca_file)) or is_loopback(parts.hostname or "")
+        return urlsplit(url).scheme == "https" and bool(ca_file)
     except ValueError:
         return False
 

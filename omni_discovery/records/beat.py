@@ -60,6 +60,27 @@ def read_beats(items: Iterable[KeyValue], namespace: str, hubs: Collection[str])
     return beats
 
 
+class BeatReader:
+    """Reads beats again and again, as a screen does: what was not written since is not decoded anew."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        #: The last item of each key, and what it says.
+        self._known: dict[str, tuple[KeyValue, dict[str, BeatRecord]]] = {}
+
+    def read(self, items: Iterable[KeyValue], hubs: Collection[str]) -> dict[str, BeatRecord]:
+        """As ``read_beats``."""
+        before, self._known = self._known, {}
+        found: dict[str, BeatRecord] = {}
+        for item in items:
+            known, read = before.get(item.key, (None, {}))
+            if known is not item or not read:
+                read = read_beats((item,), self._namespace, hubs)
+            self._known[item.key] = item, read
+            found.update(read)
+        return found
+
+
 class Beat:
     """Writes one hub's beats under that hub's lease.
 

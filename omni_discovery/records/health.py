@@ -1,17 +1,24 @@
 """HubHealth: what a hub reports in its beat of failed requests and of replicas that it can't use.
 
-Every list is bounded by the hub that writes it. No text of an engine goes in, since that may quote a prompt.
+Every list is bounded by the hub that writes it, and again by who reads it, since a hub may be hostile. No text of an
+engine goes in, since that may quote a prompt.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import islice
 from typing import Annotated, Final
 
 import msgspec
 
 #: Replicas that one report names at most; the others are counted.
 MOST_TROUBLES: Final = 12
+#: Stages of which one report tells at most: those of the longest document, and what no stage was at fault for.
+MOST_STAGES: Final = 257
+#: Types of errors of one stage, and characters of one, that are read.
+_MOST_KINDS: Final = 16
+_MOST_KIND: Final = 64
 #: Characters of a reason.
 MOST_REASON: Final = 160
 
@@ -109,3 +116,20 @@ class HubHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def failed(self) -> int:
         """How many of the requests failed, but for mistakes of clients."""
         return sum(each.failed for each in self.failures)
+
+
+def bounded(report: HubHealth) -> HubHealth:
+    """As much of a report as a hub writes; what is beyond that is counted, or left out."""
+    loads = report.loads
+    return msgspec.structs.replace(
+        report,
+        failures=[_bounded(each) for each in report.failures[:MOST_STAGES]],
+        troubles=report.troubles[:MOST_TROUBLES],
+        more=report.more + max(0, len(report.troubles) - MOST_TROUBLES),
+        loads=loads if isinstance(loads, msgspec.UnsetType) else loads[:MOST_STAGES],
+    )
+
+
+def _bounded(failures: StageFailures) -> StageFailures:
+    kinds = {kind[:_MOST_KIND]: count for kind, count in islice(failures.kinds.items(), _MOST_KINDS)}
+    return failures if kinds == failures.kinds else msgspec.structs.replace(failures, kinds=kinds)

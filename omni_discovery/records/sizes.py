@@ -29,6 +29,25 @@ def cut_value(key: str, value: bytes) -> bytes:
     return value if key[len(ROOT) :].partition("/")[2] == _DOCUMENT else value[: MAX_VALUE_BYTES + 1]
 
 
+#: What the waits of one list may take of memory: they are for people, and anybody may write any number.
+_MOST_WAITS_BYTES: Final = 2 << 20
+_WAITS: Final = "waits/"
+
+
+class WaitsRoom:
+    """How much of the waits one list may still hold."""
+
+    def __init__(self) -> None:
+        self._left_bytes = _MOST_WAITS_BYTES
+
+    def fit(self, key: str, value: bytes) -> bytes:
+        """The value as it is; nothing of one below ``waits/`` for which there is no room."""
+        if not (key.startswith(ROOT) and key[len(ROOT) :].partition("/")[2].startswith(_WAITS)):
+            return value
+        self._left_bytes -= len(value)
+        return value if self._left_bytes >= 0 else b""
+
+
 def count_parts(value: bytes) -> int:
     """How many parts a value has at most, by its commas and opening brackets."""
     return value.count(b",") + value.count(b"[") + value.count(b"{")

@@ -93,13 +93,22 @@ def _is_last_word(record: WaitRecord) -> bool:
     return any(entry.kind == WaitKind.REFUSED for entry in record.waits)
 
 
+#: Waits that are looked at, of all processes together: who may write one may write any number.
+_MOST_READ: Final = 4096
+
+
 def _records_among(items: Iterable[KeyValue], namespace: str) -> list[WaitRecord]:
-    """The records that can be read."""
-    found = []
+    """The records that can be read; of too many the first."""
+    found, room = [], _MOST_READ
     for item in items:
         if isinstance(keys.parse_key(namespace, item.key), keys.WaitKey):
+            room -= 1
             with suppress(RecordError):
-                found.append(decode_waits(item.key, item.value))
+                record = decode_waits(item.key, item.value)
+                room -= len(record.waits)
+                found.append(record)
+            if room <= 0:
+                break
     return found
 
 

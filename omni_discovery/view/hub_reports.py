@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from omni_discovery.records.health import HubHealth, ReplicaTrouble, TroubleKind
+from omni_discovery.records.health import HubHealth, ReplicaTrouble, TroubleKind, bounded
 from omni_discovery.text import one_line
 
 if TYPE_CHECKING:
@@ -77,6 +78,10 @@ class HubReports:
     health: Mapping[str, HubHealth]
     silent: tuple[str, ...]
     more: int = 0
+    #: What waits for each stage, and was refused for it lately, in all hubs; None where a hub does not say that.
+    loads: Mapping[int, tuple[int, int]] | None = None
+    #: How many requests each stage failed lately, in all hubs; None where a hub does not say that.
+    failed: Mapping[int, int] | None = None
 
     def lines(self, now_s: float) -> Iterator[str]:
         """One line for each trouble, beginning with the replica's name, and one for what is not known."""
@@ -96,18 +101,17 @@ def read_reports(view: View, beats: Mapping[str, BeatRecord]) -> HubReports:
     for hub_id in live:
         report = beats[hub_id].health if hub_id in beats else msgspec.UNSET
         if isinstance(report, HubHealth):
-            health[hub_id] = report
-    merged: dict[tuple[int, int, int, str], SeenTrouble] = {}
+            health[hub_id] = bounded(report)
+    merged: dict[tuple[int, int, int, str], tuple[ReplicaTrouble, list[str]]] = {}
     for hub_id, report in health.items():
         for trouble in report.troubles:
             key = (trouble.stage_id, trouble.replica_id, trouble.epoch, trouble.kind)
-            seen = merged.get(key)
-            merged[key] = (
-                SeenTrouble(trouble, (hub_id,)) if seen is None else SeenTrouble(seen.trouble, (*seen.hubs, hub_id))
-            )
+            merged.setdefault(key, (trouble, []))[1].append(hub_id)
     troubles: dict[ReplicaId, tuple[SeenTrouble, ...]] = {}
     lost: list[SeenTrouble] = []
-    for (stage_id, replica_id, epoch, kind), seen in sorted(merged.items()):
+    for stage_id, replica_id, epoch, kind in sorted(merged):
+        first, hubs = merged[stage_id, replica_id, epoch, kind]
+        seen = SeenTrouble(first, tuple(hubs))
         info = view.replicas.get((stage_id, replica_id))
         is_here = info is not None and info.epoch == epoch
         if kind == TroubleKind.LOST:
@@ -117,7 +121,34 @@ def read_reports(view: View, beats: Mapping[str, BeatRecord]) -> HubReports:
         elif is_here:
             troubles[stage_id, replica_id] = (*troubles.get((stage_id, replica_id), ()), seen)
     silent = tuple(hub_id for hub_id in live if hub_id not in health)
-    return HubReports(troubles, tuple(lost), health, silent, max((each.more for each in health.values()), default=0))
+    more = max((each.more for each in health.values()), default=0)
+    is_whole = bool(health) and not silent
+    failed = _failed_by_stage(health.values()) if is_whole else None
+    return HubReports(
+        troubles, tuple(lost), health, silent, more, _loads_by_stage(health.values()) if is_whole else None, failed
+    )
+
+
+def _loads_by_stage(reports: Iterable[HubHealth]) -> dict[int, tuple[int, int]] | None:
+    """Added up once: a stage that asks for its own would look at all that each hub says."""
+    sums: dict[int, tuple[int, int]] = {}
+    for report in reports:
+        if isinstance(report.loads, msgspec.UnsetType):
+            return None
+        for load in report.loads:
+            if load.stage_id is not None:
+                waiting, refused = sums.get(load.stage_id, (0, 0))
+                sums[load.stage_id] = waiting + load.waiting, refused + load.refused
+    return sums
+
+
+def _failed_by_stage(reports: Iterable[HubHealth]) -> dict[int, int]:
+    sums: Counter[int] = Counter()
+    for report in reports:
+        for each in report.failures:
+            if each.stage_id is not None:
+                sums[each.stage_id] += each.failed
+    return dict(sums)
 
 
 def _names(hubs: tuple[str, ...]) -> str:

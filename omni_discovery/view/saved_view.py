@@ -1,7 +1,7 @@
 """The last view on disk, so that a hub can start while etcd is away from it.
 
-The file holds a list of the namespace without the beats. It is readable by its owner only, replaced atomically, and
-checked by a digest when it is read. A file that is damaged, or of another registry, is ignored.
+The file holds a list of the namespace without beats and waits. It is readable by its owner only, replaced atomically,
+and checked by a digest when it is read. A file that is damaged, or of another registry, is ignored.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class SavedView:
 
     def save(self, listing: Listing, fresh_at_s: float) -> None:
         """Replace the file. Raise OSError, or ValueError for a view that is too large."""
+        # Asked first: encoding holds up all threads, for as long as there is to encode.
+        if (least_bytes := sum(len(item.key) + len(item.value) for item in listing.items)) > _MAX_BYTES:
+            raise ValueError(f"its keys and values have {least_bytes} bytes, more than {_MAX_BYTES}")
         items = tuple(
             _Item(item.key, item.value, item.create_revision, item.mod_revision, item.lease_id)
             for item in listing.items

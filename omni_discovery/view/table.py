@@ -107,6 +107,7 @@ class ReplicaTable:
     def __init__(self, namespace: str) -> None:
         self._namespace = keys.check_namespace(namespace)
         self._beats = keys.beats_prefix(namespace)
+        self._waits = keys.waits_prefix(namespace)
         self._hub_controls = keys.hub_controls_prefix(namespace)
         self._replicas_prefix = keys.replicas_prefix(namespace)
         self._hubs_prefix = keys.hubs_prefix(namespace)
@@ -170,12 +171,11 @@ class ReplicaTable:
         return self._show(replace(self._view, revision=revision), before, at_s, False)
 
     def listing(self) -> Listing:
-        """The table as a listing, without beats, which have no meaning later, and without what was not looked at."""
-        items = (
-            row.item
-            for key, row in sorted(self._rows.items())
-            if not key.startswith(self._beats) and row.meaning is not _Unread.TOO_MANY
-        )
+        """The table as a listing, without beats and waits, which mean nothing later, and what was not looked at."""
+        left_out = self._beats, self._waits
+        rows = self._rows.items()
+        items = [row.item for key, row in rows if row.meaning is not _Unread.TOO_MANY and not key.startswith(left_out)]
+        items.sort(key=lambda item: item.key)
         return Listing(self._view.revision, self._view.cluster_id, tuple(items))
 
     def beats(self) -> list[KeyValue]:
@@ -252,6 +252,9 @@ class ReplicaTable:
         return bounds is None or bounds.is_read(item.key)
 
     def _read(self, item: KeyValue) -> _Row:
+        if item.key.startswith(self._waits):
+            # Who may write there may write any number of any length, and what they say is asked for elsewhere.
+            return _Row(replace(item, value=b""), None)
         return _Row(item, self._meaning(item) if self._is_read(item) else _Unread.TOO_MANY)
 
     def _read_moved(self, before: dict[str, _Row | None]) -> None:

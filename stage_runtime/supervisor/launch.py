@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import msgspec
 
 from omni_discovery.commands.stage_options import open_config, stage_command
-from omni_discovery.logs.setup import LogOptions
 from omni_discovery.processes import end_group, has_ended
 from stage_runtime.config import ReplicaConfig
 from stage_runtime.supervisor.restarts import EXIT_FAILED
@@ -76,7 +75,9 @@ class SpawnLauncher:
             output_fd, write_fd = os.pipe()
             try:
                 process = subprocess.Popen(
-                    stage_command(config_fd, config.stage_id, "--replica", python=self._python),
+                    stage_command(
+                        config_fd, config.stage_id, "--replica", python=self._python, namespace=config.namespace
+                    ),
                     stdin=subprocess.DEVNULL,
                     stdout=write_fd,
                     stderr=write_fd,
@@ -158,7 +159,7 @@ class ZygoteLauncher:
     def start(self, config: ReplicaConfig, environment: dict[str, str]) -> Child:
         """See Launcher."""
         self.read_notices()
-        zygote_pid, orders = self._ensure_zygote(config.log, environment)
+        zygote_pid, orders = self._ensure_zygote(config, environment)
         output_fd, write_fd = os.pipe()
         self._tokens += 1
         child = ForkedChild(self, self._tokens, output_fd)
@@ -221,13 +222,15 @@ class ZygoteLauncher:
             took_s, self._importing_since_s = time.monotonic() - self._importing_since_s, None
             logger.info("supervisor.imported packages=%s took_s=%.1f", self._packages, took_s)
 
-    def _ensure_zygote(self, log: LogOptions, environment: dict[str, str]) -> tuple[int, socket.socket]:
+    def _ensure_zygote(self, config: ReplicaConfig, environment: dict[str, str]) -> tuple[int, socket.socket]:
         if self._zygote is None or self._orders is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 try:
-                    options = msgspec.json.encode(log).decode()
-                    words = ["-u", "-P", "-m", "stage_runtime", "--zygote", str(os.getpid()), options, *self._modules]
+                    options = msgspec.json.encode(config.log).decode()
+                    words = ["-u", "-P", "-m", "stage_runtime", "--zygote", str(os.getpid()), options]
+                    # For who reads the process list: its children are called as it is.
+                    words += ["--namespace", config.namespace, *self._modules]
                     self._zygote = subprocess.Popen(
                         [self._python, *words],
                         stdin=theirs.fileno(),

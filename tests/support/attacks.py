@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T", "U")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T", "U", "V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +325,31 @@ ATTACKS: Final = (
     Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
     Attack("U2", "a long answer that must have calls, read anew with each piece", "ends after some seconds of it"),
     Attack("U3", "the first log probabilities asked of a replica", "compiled before it serves, or not at all"),
+    Attack(
+        "V1",
+        "a port of the operator's machine in a hub's record, where another user listens",
+        "named; no token goes there",
+    ),
+    Attack(
+        "V2",
+        "gigabytes below waits/, where every replica may write",
+        "no hub keeps or saves them; commands read 2 MiB",
+    ),
+    Attack(
+        "V3",
+        "a thousand hubs that each report a thousand replicas in trouble",
+        "as much is read as a hub writes; each once",
+    ),
+    Attack(
+        "V4",
+        "thousands of records that hand over at loopback, or report errors, before omni status and omni doctor",
+        "each is looked at once; 64 rows of a kind",
+    ),
+    Attack(
+        "V5",
+        "a record of a staging deployment that names a replica of another namespace, before omni chaos",
+        "its process gets no signal",
+    ),
 )
 
 #: Rows without a test, and why.

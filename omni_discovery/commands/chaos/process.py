@@ -9,14 +9,21 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from omni_discovery.errors import OmniError
 from omni_discovery.processes import process_mark
 from omni_discovery.records.schema import ReplicaInfo
+
+#: The first word of a replica's command, and of the process that replicas are forked from; and what is before the name
+#: of its namespace.
+_KINDS: Final = frozenset({b"--replica", b"--zygote"})
+_NAMESPACE: Final = b"--namespace"
 
 
 class UnsureProcessError(OmniError):
@@ -40,20 +47,20 @@ class HeldProcess:
 
 
 @contextmanager
-def hold_process(info: ReplicaInfo) -> Iterator[HeldProcess]:
-    """The process of a record, to send signals to. Raise UnsureProcessError."""
+def hold_process(info: ReplicaInfo, namespace: str) -> Iterator[HeldProcess]:
+    """The process of a record in this namespace, to send signals to. Raise UnsureProcessError."""
     pidfd = _open(info)
     try:
-        _check(info, pidfd)
+        _check(info, namespace, pidfd)
         yield HeldProcess(pidfd)
     finally:
         os.close(pidfd)
 
 
-def doubt_about(info: ReplicaInfo) -> str:
-    """Why the process of a record gets no signal; empty if it may."""
+def doubt_about(info: ReplicaInfo, namespace: str) -> str:
+    """Why the process of a record in this namespace gets no signal; empty if it may."""
     try:
-        with hold_process(info):
+        with hold_process(info, namespace):
             return ""
     except UnsureProcessError as error:
         return str(error)
@@ -74,18 +81,24 @@ def _open(info: ReplicaInfo) -> int:
         raise UnsureProcessError(f"process {info.pid} can't be held: {error}") from error
 
 
-def _check(info: ReplicaInfo, pidfd: int) -> None:
+def _check(info: ReplicaInfo, namespace: str, pidfd: int) -> None:
     if process_mark(info.pid) != info.process:
         raise UnsureProcessError(
             f"process {info.pid} here is another one: the replica has ended, or runs in another container or machine"
         )
     try:
-        words = Path(f"/proc/{info.pid}/cmdline").read_bytes()
+        words = Path(f"/proc/{info.pid}/cmdline").read_bytes().split(b"\0")
         signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:
         raise UnsureProcessError(f"process {info.pid} has just ended") from None
     except OSError as error:
         raise UnsureProcessError(f"this user may not signal process {info.pid}: {error}") from error
-    # Whoever writes records could name any process of this host.
-    if b"stage_runtime" not in words:
-        raise UnsureProcessError(f"process {info.pid} is no replica")
+    # Whoever writes records could name any process of this host, and replicas of others' namespaces.
+    if not _is_replica(words, namespace.encode()):
+        raise UnsureProcessError(f"process {info.pid} is no replica of namespace {namespace!r}")
+
+
+def _is_replica(words: Sequence[bytes], namespace: bytes) -> bool:
+    """Whether these are the words of a process that runs a replica, or was forked to, in this namespace."""
+    is_one = b"stage_runtime" in words and not _KINDS.isdisjoint(words)
+    return is_one and (_NAMESPACE, namespace) in pairwise(words)

@@ -58,12 +58,12 @@ class Chaos:
     async def show(self) -> None:
         """Say what could be done to which replica."""
         found = await self._replicas()
-        possible = possible_steps(found, self._acts, _may_be_signalled)
+        possible = possible_steps(found, self._acts, self._may_be_signalled)
         for step in possible:
             say(f"could {step.act} {_who(step.replica)}")
         if any(act.is_a_signal for act in self._acts):
             for info in found:
-                if info.takes_new_work and (doubt := doubt_about(info)):
+                if info.takes_new_work and (doubt := doubt_about(info, self._namespace)):
                     say(f"no signal to {_who(info)}: {doubt}")
         say(f"{len(possible)} things could be done in namespace {self._namespace!r}; add --yes to do some of them")
 
@@ -79,7 +79,7 @@ class Chaos:
         before, missing = serving(await self._replicas()), ""
         while not missing and not self._stop.is_set():
             found = await self._replicas()
-            possible = possible_steps(found, self._acts, _may_be_signalled)
+            possible = possible_steps(found, self._acts, self._may_be_signalled)
             if not possible:
                 raise ConfigError(f"nothing can be done in namespace {self._namespace!r}: {self._why_not(found)}")
             await self._do(draw(possible, dice.randrange))
@@ -92,10 +92,13 @@ class Chaos:
     def _why_not(self, found: Sequence[ReplicaInfo]) -> str:
         if not any(count > 1 for count in serving(found).values()):
             return "no stage has two replicas that take work, and the last one of a stage is left alone"
-        doubts = [f"{info.name}: {doubt_about(info)}" for info in found if info.takes_new_work]
+        doubts = [f"{info.name}: {doubt_about(info, self._namespace)}" for info in found if info.takes_new_work]
         more = f"; and {len(doubts) - _MOST_TOLD} more" if len(doubts) > _MOST_TOLD else ""
         none = "no stage with two replicas that take work has one on this host which this user may signal"
         return f"{none}: {'; '.join(doubts[:_MOST_TOLD])}{more}"
+
+    def _may_be_signalled(self, info: ReplicaInfo) -> bool:
+        return not doubt_about(info, self._namespace)
 
     async def _replicas(self) -> list[ReplicaInfo]:
         table = ReplicaTable(self._namespace)
@@ -112,7 +115,7 @@ class Chaos:
             await self._hold_cordoned(target, info)
             return
         try:
-            with hold_process(info) as process:
+            with hold_process(info, self._namespace) as process:
                 await self._send(step, process)
         except UnsureProcessError as error:
             self._note(f"left alone, it came not to {step.act}: {_who(info)}: {error}")
@@ -176,10 +179,6 @@ class Chaos:
         are_back = not missing and not self._cordoned
         say(f"{self._done} done, {'all' if are_back else 'not all'} came back")
         return 0 if are_back else 1
-
-
-def _may_be_signalled(info: ReplicaInfo) -> bool:
-    return not doubt_about(info)
 
 
 def _who(info: ReplicaInfo) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -78,10 +79,14 @@ class Evidence:
     now_s: float
     #: The number of replicas of each namespace of this etcd; None if this user may not list them.
     namespaces: Mapping[str, int] | None = None
+    #: The beats once they were read: there may be a thousand, and several checks go by them.
+    _beats: list[dict[str, BeatRecord]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def beats(self) -> dict[str, BeatRecord]:
         """The beats of the view's hubs, by hub id."""
-        return read_beats(self.items, self.namespace, self.view.hubs)
+        if not self._beats:
+            self._beats.append(read_beats(self.items, self.namespace, self.view.hubs))
+        return self._beats[0]
 
 
 _RESTART: Final = (
@@ -128,10 +133,10 @@ def examine_versions(evidence: Evidence, deploy: DeployConfig) -> Iterator[Findi
 
 def _unlike(infos: list[ReplicaInfo]) -> Iterator[Finding]:
     """Note replicas of one stage and one document that differ in a field of ``_ALIKE``, which may be intended."""
-    for field, word in _ALIKE.items():
+    for name, word in _ALIKE.items():
         found: dict[tuple[int, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for info in infos:
-            if value := getattr(info, field):
+            if value := getattr(info, name):
                 found[info.stage_id, info.fingerprint][value].append(_name(info))
         for (stage_id, _), by_value in sorted(found.items()):
             if len(by_value) > 1:
@@ -401,24 +406,53 @@ def _delete(key: str) -> tuple[str, ...]:
     return ("etcdctl", "del", key) if is_shown(key) else ()
 
 
+#: Edges of one record that are looked at: a document has at most 256 stages.
+_MOST_EDGES: Final = 256
+
+
 def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     """Check that replicas on other hosts can reach the addresses at which connectors hand over."""
     infos = sorted(evidence.view.replicas.values(), key=lambda info: (info.stage_id, info.replica_id))
+    # By stage and host: a record that went through all others for each of its edges would take hours of ten thousand.
+    hosts: defaultdict[int, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for info in infos:
-        for edge, where in info.connectors.items():
-            host = where.get("host") if isinstance(where, Mapping) else None
-            if not isinstance(host, str) or not is_loopback(host):
+        if info.host:
+            hosts[info.stage_id][info.host].append(_name(info))
+    count = 0
+    for info in infos:
+        for edge, where in islice(info.connectors.items(), _MOST_EDGES):
+            stage_id, host = _end_of(edge, info), where.get("host") if isinstance(where, Mapping) else None
+            if stage_id not in hosts or not isinstance(host, str):
                 continue
-            apart = [
-                _name(each)
-                for each in infos
-                if edge == f"{info.stage_id}-{each.stage_id}" and each.host and each.host != info.host
-            ]
-            if apart:
-                names = ", ".join(apart[:_SHOWN])
+            apart = _elsewhere(hosts[stage_id], info.host)
+            if not apart or not is_loopback(host):
+                continue
+            count += 1
+            if count <= _MOST_MISMATCHED:
+                names = ", ".join(apart)
                 text = f"replica {_name(info)} on {info.host} hands over at {host}, out of reach of {names} elsewhere"
                 advice = "give it an address that others reach, by --omni-replica-address or the connector's 'host'"
                 yield Finding(Grade.PROBLEM, "hand-off", text, advice)
+    if count > _MOST_MISMATCHED:
+        text = f"{count - _MOST_MISMATCHED} more hand over at loopback, out of reach of replicas elsewhere"
+        yield Finding(Grade.PROBLEM, "hand-off", text)
+
+
+def _end_of(edge: str, info: ReplicaInfo) -> int:
+    """The stage to which an edge of a replica's stage leads; -1 for what is none."""
+    begin, _, end = edge.partition("-")
+    is_one = begin == str(info.stage_id) and end.isascii() and end.isdigit() and len(end) <= _DIGITS
+    return int(end) if is_one and (end == "0" or end[0] != "0") else -1
+
+
+def _elsewhere(hosts: Mapping[str, Sequence[str]], own: str) -> list[str]:
+    """Some of the replicas that are on other hosts."""
+    found: list[str] = []
+    for host, names in hosts.items():
+        found += names[:_SHOWN] if host != own else ()
+        if len(found) >= _SHOWN:
+            break
+    return found[:_SHOWN]
 
 
 def _control(evidence: Evidence) -> Iterator[Finding]:
@@ -531,9 +565,12 @@ def _reports(evidence: Evidence) -> Iterator[Finding]:
     if reports.more:
         text = f"{reports.more} more replicas are in trouble than the hubs name"
         yield Finding(Grade.PROBLEM, "replica", text, "see /ready and the logs of the hubs")
+    slots: Counter[int] = Counter()
+    for info in evidence.view.replicas.values():
+        slots[info.stage_id] += info.capacity if info.takes_new_work else 0
     for hub_id, health in reports.health.items():
         yield _judge_requests(evidence, hub_id, health)
-        yield from _overloads(evidence, hub_id, health)
+        yield from _overloads(evidence, hub_id, health, slots)
         yield from _slow_clients(evidence, hub_id, health)
     for hub_id in reports.silent:
         text = f"hub {hub_id} does not report: whether its requests fail, and whom it ejects, is unknown"
@@ -547,8 +584,8 @@ _BEHIND: Final = 2.0
 _LATELY_S: Final = 30.0
 
 
-def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[Finding]:
-    """Find the stages that get more than they can serve."""
+def _overloads(evidence: Evidence, hub_id: str, health: HubHealth, slots_of: Mapping[int, int]) -> Iterator[Finding]:
+    """Find the stages that get more than they can serve; ``slots_of`` a stage are those that take work."""
     loads = [] if health.loads is msgspec.UNSET else health.loads
     for load in loads:
         is_refusing = evidence.now_s - load.refused_at <= _LATELY_S
@@ -560,8 +597,7 @@ def _overloads(evidence: Evidence, hub_id: str, health: HubHealth) -> Iterator[F
                     text += f"; {health.unread.count} of them wait for clients that don't read"
                 yield Finding(Grade.PROBLEM, "load", text, "add a hub, raise --max-in-flight, or send less")
             continue
-        infos = [info for key, info in evidence.view.replicas.items() if key[0] == load.stage_id]
-        slots = sum(info.capacity for info in infos if info.takes_new_work)
+        slots = slots_of.get(load.stage_id, 0)
         is_behind = load.waiting >= _BEHIND * slots > 0
         if not (is_refusing or is_behind):
             continue

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-import msgspec
-
 from omni_discovery.commands.findings.checks import Evidence
 from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.errors import ConfigError
 from omni_discovery.records import keys
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
-from omni_discovery.view.hub_reports import HubReports, read_reports
+from omni_discovery.view.hub_reports import read_reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def stage_lines(evidence: Evidence) -> list[StageLine]:
         infos = by_stage[stage_id]
         up = [info for info in infos if info.takes_new_work]
         loading = [info for info in infos if info.status is ReplicaStatus.STARTING]
-        waiting, refused = _load(reports, stage_id)
+        waiting, refused = (None, None) if reports.loads is None else reports.loads.get(stage_id, (0, 0))
         lines.append(
             StageLine(
                 stage_id,
@@ -87,7 +85,7 @@ def stage_lines(evidence: Evidence) -> list[StageLine]:
                 busy=sum(min(info.queue_length, info.capacity) for info in up),
                 slots=sum(info.capacity for info in up),
                 waiting=waiting,
-                failed=_failed(reports, stage_id),
+                failed=None if reports.failed is None else reports.failed.get(stage_id, 0),
                 refused=refused,
                 loading=tuple(
                     Loading(info.name, info.phase, info.progress, is_again=bool(info.reason)) for info in loading
@@ -126,23 +124,3 @@ def _deploy_in_force(evidence: Evidence) -> DeployConfig | None:
     except ConfigError:
         # A finding says so.
         return None
-
-
-def _load(reports: HubReports, stage_id: int) -> tuple[int | None, int | None]:
-    """What waits for a stage and what was refused, in all hubs; None where a hub does not say that."""
-    if reports.silent or not reports.health:
-        return None, None
-    waiting = refused = 0
-    for health in reports.health.values():
-        if health.loads is msgspec.UNSET:
-            return None, None
-        waiting += sum(load.waiting for load in health.loads if load.stage_id == stage_id)
-        refused += sum(load.refused for load in health.loads if load.stage_id == stage_id)
-    return waiting, refused
-
-
-def _failed(reports: HubReports, stage_id: int) -> int | None:
-    if reports.silent or not reports.health:
-        return None
-    failures = (each for health in reports.health.values() for each in health.failures)
-    return sum(each.failed for each in failures if each.stage_id == stage_id)

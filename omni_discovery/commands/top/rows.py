@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-import msgspec
-
 from omni_discovery.commands.tables import age
 from omni_discovery.commands.top.traffic import Pace, Traffic
 from omni_discovery.deploy.document import decode_deploy
@@ -173,14 +171,7 @@ def _unlike(view: View) -> dict[ReplicaId, str]:
 
 def _waiting(reports: HubReports | None, stage_id: int) -> int | None:
     """What waits for a stage in all hubs; None where one of them does not say that."""
-    if reports is None or reports.silent or not reports.health:
-        return None
-    waiting = 0
-    for health in reports.health.values():
-        if health.loads is msgspec.UNSET:
-            return None
-        waiting += sum(load.waiting for load in health.loads if load.stage_id == stage_id)
-    return waiting
+    return None if reports is None or reports.loads is None else reports.loads.get(stage_id, (0, 0))[0]
 
 
 def _row(info: ReplicaInfo, moment: Moment, unlike: Mapping[ReplicaId, str]) -> ReplicaRow:

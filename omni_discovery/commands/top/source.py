@@ -22,7 +22,7 @@ from omni_discovery.errors import OmniError, RegistryError
 from omni_discovery.receipts.asking import ask_at_once, path_of
 from omni_discovery.receipts.receipt import Receipt, ReceiptLine, ReplicaReport
 from omni_discovery.records import keys
-from omni_discovery.records.beat import BeatRecord, read_beats
+from omni_discovery.records.beat import BeatReader, BeatRecord
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.recent_events import RecentEvents
 from omni_discovery.view.table import ReplicaTable
@@ -72,6 +72,7 @@ class TopSource:
         self._tasks: list[asyncio.Task[None]] = []
         self.events = RecentEvents()
         self._beats: Mapping[str, BeatRecord] | None = None
+        self._reader = BeatReader(namespace)
         #: The newest lines of each hub that has answered last.
         self._lines: Sequence[Sequence[ReceiptLine]] = ()
         self._traffic = Traffic()
@@ -120,7 +121,7 @@ class TopSource:
                 self._beats = None
             else:
                 # Not listed: whoever may write beats may write any number of them.
-                self._beats = read_beats(self._table.beats(), self._namespace, view.hubs)
+                self._beats = self._reader.read(self._table.beats(), view.hubs)
                 reports = read_reports(view, self._beats)
                 troubles = [seen.trouble for each in reports.troubles.values() for seen in each]
                 self.events.follow_troubles(troubles, time.time())

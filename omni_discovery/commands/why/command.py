@@ -102,8 +102,8 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
     hubs.add_argument(
         "--admin-token-anywhere",
         action="store_true",
-        help="with --all-hubs: send the token to every address that etcd has, not only to this machine and to https://"
-        " proved by --admin-ca-file; whoever may write hubs' records gets it",
+        help="with --all-hubs: send the token to every address that etcd has, not only to https:// proved by"
+        " --admin-ca-file; whoever may write hubs' records gets it",
     )
 
 

@@ -85,7 +85,9 @@ def test_a_killed_replica_is_not_back_because_its_lease_has_not_ended() -> None:
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     """A process that is called as a replica is, for who reads no more than that."""
-    with subprocess.Popen([sys.executable, "-c", "input()", "stage_runtime"], stdin=subprocess.PIPE) as started:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()", "stage_runtime", "--replica", "--namespace", "n"], stdin=subprocess.PIPE
+    ) as started:
         yield started
         started.kill()
 
@@ -96,7 +98,7 @@ def record_of(child: subprocess.Popen[bytes], **fields: object) -> ReplicaInfo:
 
 
 def test_a_replica_of_this_host_is_signalled(child: subprocess.Popen[bytes]) -> None:
-    with hold_process(record_of(child)) as held:
+    with hold_process(record_of(child), "n") as held:
         assert held.send(signal.SIGTERM)
     assert child.wait(20) == -signal.SIGTERM
 
@@ -109,8 +111,8 @@ def test_a_process_that_is_not_surely_the_replicas_is_never_signalled(
     parts = process_mark(child.pid).split("/")
     parts[part] = f"{parts[part]}0"
     found = record_of(child, process="/".join(parts))
-    assert "is another one" in doubt_about(found)
-    with pytest.raises(UnsureProcessError), hold_process(found):
+    assert "is another one" in doubt_about(found, "n")
+    with pytest.raises(UnsureProcessError), hold_process(found, "n"):
         pytest.fail("it is held")
     assert child.poll() is None
 
@@ -128,19 +130,30 @@ def test_a_process_that_is_not_surely_the_replicas_is_never_signalled(
 def test_it_says_why_a_replica_gets_no_signal(
     child: subprocess.Popen[bytes], fields: dict[str, object], said: str
 ) -> None:
-    assert said in doubt_about(record_of(child, **fields))
+    assert said in doubt_about(record_of(child, **fields), "n")
 
 
 def test_a_program_that_is_no_replica_is_never_signalled() -> None:
     """Who may write records could name it, with all that is known of it."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        assert "is no replica" in doubt_about(record_of(other))
+        assert "is no replica" in doubt_about(record_of(other), "n")
+        assert other.poll() is None
+        other.kill()
+
+
+@pytest.mark.attack("V5")
+@pytest.mark.parametrize("words", [["--namespace", "production"], ["--namespace"], [], ["--namespace", "nn", "n"]])
+def test_a_replica_of_another_namespace_is_never_signalled(words: list[str]) -> None:
+    """Who may write records of a staging deployment could name it: all that tells it apart is in /proc."""
+    command = [sys.executable, "-c", "input()", "stage_runtime", "--replica", *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
+        assert "is no replica of namespace 'n'" in doubt_about(record_of(other), "n")
         assert other.poll() is None
         other.kill()
 
 
 def test_what_takes_the_process_id_after_the_replicas_end_gets_no_signal(child: subprocess.Popen[bytes]) -> None:
-    with hold_process(record_of(child)) as held:
+    with hold_process(record_of(child), "n") as held:
         child.kill()
         child.wait(20)
         assert not held.send(signal.SIGKILL)
@@ -152,7 +165,7 @@ def test_an_ended_process_that_is_not_reaped_yet_has_no_mark(child: subprocess.P
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert process_mark(child.pid) == ""
-    assert doubt_about(found)
+    assert doubt_about(found, "n")
 
 
 def parsed(*words: str) -> argparse.Namespace:

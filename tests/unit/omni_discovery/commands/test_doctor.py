@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.commands import doctor
-from omni_discovery.commands.findings.checks import Grade
+from omni_discovery.commands.findings.checks import Finding, Grade
 from omni_discovery.testing import some_replicas
 
 
@@ -35,3 +35,16 @@ async def test_addresses_at_which_nobody_speaks_take_a_bounded_time_together(mon
     assert len(problems) <= 128
     assert last.grade is Grade.NOTE
     assert last.text == f"{256 - len(problems)} of 256 replicas were not checked: the others took 6 s"
+
+
+@pytest.mark.attack("V4")
+def test_of_thousands_of_findings_of_one_kind_some_are_shown_and_all_are_counted() -> None:
+    """A row takes some milliseconds to draw, and whoever may write records may write ten thousand with an error."""
+    found = [Finding(Grade.PROBLEM, "replica", f"replica 0/{number} reports an error") for number in range(9000)]
+    found += [Finding(Grade.NOTE, "replica", "one note"), Finding(Grade.PROBLEM, "etcd", "it is away")]
+    table = doctor.findings_table(found)
+    assert table.row_count < 80
+    texts = [str(cell) for cell in table.columns[2].cells]
+    assert texts[-1] == "9001 wrong"
+    assert {"one note", "it is away", "replica 0/0 reports an error"} <= set(texts)
+    assert "8936 more like these: omni doctor --json names them" in texts

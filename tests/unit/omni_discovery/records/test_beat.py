@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from omni_discovery.errors import RecordError, RegistryUnavailableError
+from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
-from omni_discovery.records.beat import Beat, BeatRecord, decode_beat
+from omni_discovery.records.beat import Beat, BeatReader, BeatRecord, decode_beat
 from omni_discovery.records.health import HubHealth
 from omni_discovery.testing import FakeKV, ManualClock
 
@@ -55,3 +56,21 @@ async def test_without_a_lease_nothing_is_written() -> None:
     with pytest.raises(RegistryUnavailableError, match="no lease"):
         await Beat(kv, KEY, lambda: 0).write(1, 7, 5.0)
     assert await kv.get(KEY) is None
+
+
+@pytest.mark.attack("V3")
+def test_a_beat_that_was_not_written_again_is_not_decoded_again() -> None:
+    """1. two hubs have beaten
+    2. one of them beats again, the other has left: the former's new beat counts, and the latter's no more
+    """
+    old, other = (
+        KeyValue(keys.beat_key("n", "a"), b'{"counter":1}', 1, 1),
+        KeyValue(keys.beat_key("n", "b"), b"{}", 1, 1),
+    )
+    reader = BeatReader("n")
+    first = reader.read([old, other], {"a", "b"})
+    again = reader.read([old, other], {"a", "b"})
+    assert first.keys() == again.keys() == {"a", "b"}
+    assert again["a"] is first["a"]
+    new = KeyValue(old.key, b'{"counter":2}', 1, 2)
+    assert {hub: beat.counter for hub, beat in reader.read([new], {"a"}).items()} == {"a": 2}

@@ -22,7 +22,7 @@ from omni_discovery.records.schema import (
     decode_replica,
 )
 from omni_discovery.records.schema import encode_record as encoded
-from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, check_value, cut_value
+from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, WaitsRoom, check_value, cut_value
 from omni_discovery.records.waits import decode_waits
 
 KEY = keys.replica_key("n", 0, 7)
@@ -110,3 +110,13 @@ def test_a_value_may_be_as_long_as_the_bound_and_have_as_many_parts() -> None:
     for wrong in (b"x" * (MAX_VALUE_BYTES + 1), b"," * (MAX_PARTS + 1)):
         with pytest.raises(RecordError):
             check_value(KEY, wrong)
+
+
+@pytest.mark.attack("V2")
+def test_the_waits_of_one_list_take_two_mebibytes_and_all_else_comes_whole() -> None:
+    room = WaitsRoom()
+    values = [room.fit(keys.wait_key("n", f"w{number}"), bytes(90_000)) for number in range(100)]
+    assert 10 < sum(map(bool, values)) < 30
+    assert values[-1] == b""
+    for key in (KEY, keys.pipeline_key("n"), "/other/waits/a"):
+        assert room.fit(key, b"value") == b"value"

@@ -84,3 +84,14 @@ def test_what_lies_under_another_key_is_no_wait() -> None:
     value = encode_waits(RECORD)
     items = [KeyValue(key, value, 1, 1) for key in (KEY, keys.hub_key("n", "h"), KEY + "/more")]
     assert waits_among(Listing(1, 1, tuple(items)).items, "n") == [RECORD]
+
+
+@pytest.mark.attack("V2")
+def test_of_too_many_waits_the_first_are_read() -> None:
+    """However many records there are, and however many entries each has."""
+    full = encode_waits(WaitRecord(host="h", pid=1, waits=list(RECORD.waits) * 1000))
+    found = waits_among([KeyValue(keys.wait_key("n", f"w{number}"), full, 1, 1) for number in range(100)], "n")
+    assert sum(len(record.waits) for record in found) <= 5000
+    plain = encode_waits(RECORD)
+    found = waits_among([KeyValue(keys.wait_key("n", f"w{number}"), plain, 1, 1) for number in range(9000)], "n")
+    assert 1000 <= len(found) <= 5000

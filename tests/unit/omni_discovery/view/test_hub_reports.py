@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from omni_discovery.records.beat import BeatRecord
-from omni_discovery.records.health import HubHealth, ReplicaTrouble
+from omni_discovery.records.health import (
+    MOST_STAGES,
+    MOST_TROUBLES,
+    HubHealth,
+    ReplicaTrouble,
+    StageFailures,
+    StageLoad,
+)
 from omni_discovery.records.schema import HubRecord, ReplicaInfo, ReplicaStatus
 from omni_discovery.view.hub_reports import SeenTrouble, read_reports
 from omni_discovery.view.table import View
@@ -79,3 +88,35 @@ def test_a_lost_process_is_named_where_it_is_known() -> None:
     known, unknown = (each.describe(NOW_S) for each in seen)
     assert "(process 7 on h)" in known
     assert "process" not in unknown
+
+
+def _flood(hubs: int, each: int) -> tuple[View, dict[str, BeatRecord]]:
+    """Hubs that all report the same replicas, loads and failures, far more than any hub has."""
+    troubles = [trouble("lost", number) for number in range(1, each + 1)]
+    failures = [StageFailures(stage_id=number, failed=1, kinds={"k" * 5000: 1}) for number in range(each)]
+    loads = [StageLoad(stage_id=number, waiting=1, refused=1) for number in range(each)]
+    health = HubHealth(troubles=troubles, failures=failures, loads=loads)
+    names = [f"evil-{number}" for number in range(hubs)]
+    return view(*names), dict.fromkeys(names, BeatRecord(health=health))
+
+
+@pytest.mark.attack("V3")
+def test_a_hub_names_no_more_than_a_hub_has_and_the_rest_is_counted() -> None:
+    reports = read_reports(*_flood(40, 1000))
+    assert len(reports.lost) == MOST_TROUBLES
+    assert {len(each.hubs) for each in reports.lost} == {40}
+    assert reports.more == 1000 - MOST_TROUBLES
+    for health in reports.health.values():
+        assert len(health.failures) == len(health.loads or []) == MOST_STAGES
+        assert max(len(kind) for each in health.failures for kind in each.kinds) <= 64
+
+
+@pytest.mark.attack("V3")
+def test_what_waits_for_a_stage_is_added_up_once_for_all_stages() -> None:
+    """Else each of a thousand stages costs a look at all that each of a thousand hubs says."""
+    reports = read_reports(*_flood(40, 3))
+    assert reports.loads == {0: (40, 40), 1: (40, 40), 2: (40, 40)}
+    assert reports.failed == {0: 40, 1: 40, 2: 40}
+    silent = read_reports(view("a", "b"), {"a": beat()})
+    assert silent.loads is None
+    assert silent.failed is None

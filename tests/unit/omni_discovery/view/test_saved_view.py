@@ -16,6 +16,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.registration.registrars import HubRegistrar
 from omni_discovery.testing import FakeKV, ManualClock, settle
+from omni_discovery.view import saved_view
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.saved_view import SavedView
 from omni_discovery.view.table import View
@@ -200,3 +201,16 @@ async def test_what_is_not_known_to_be_fresh_is_not_saved(tmp_path: Path) -> Non
     assert found[0].revision == LISTING.revision
     watcher._hub_table.mark_stale(2.0)
     assert watcher._fresh_list() is None
+
+
+@pytest.mark.attack("V2")
+def test_a_view_that_is_too_large_is_not_encoded_to_find_that_out(
+    file: SavedView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding holds up all threads of a hub, by seconds for a gigabyte, and is tried again every two seconds."""
+    value, encoded = bytes(1 << 20), []
+    large = Listing(7, 99, tuple(KeyValue(keys.replica_key(NS, 0, number), value, 3, 5, 77) for number in range(80)))
+    monkeypatch.setattr(saved_view.msgspec.json, "encode", encoded.append)
+    with pytest.raises(ValueError, match="more than"):
+        file.save(large, 1.0)
+    assert encoded == []

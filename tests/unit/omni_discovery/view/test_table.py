@@ -317,3 +317,16 @@ def test_a_list_that_nobody_announced_is_compared_as_any_other() -> None:
     table.replace(listing(5, item(0, 0, 2)), 1.0)
     delta, missed = table.reconcile(listing(6, item(0, 0, 2), item(0, 1, 6)), 2.0)
     assert (ids(delta.added), missed) == ([(0, 1, 6)], 0)
+
+
+@pytest.mark.attack("V2")
+def test_what_processes_wait_for_is_neither_kept_nor_saved() -> None:
+    """Whoever may write ``waits/`` may write gigabytes there, and no hub has a use for it."""
+    long = KeyValue(keys.wait_key(NS, "a"), bytes(90_000), 1, 1, 7)
+    table = ReplicaTable(NS)
+    table.replace(listing(2, item(0, 0, 2), long), 1.0)
+    table.apply(batch(PutEvent(KeyValue(keys.wait_key(NS, "b"), bytes(90_000), 3, 3, 7))), 2.0)
+    assert [each.key for each in table.listing().items] == [keys.replica_key(NS, 0, 0)]
+    assert sum(len(row.item.value) for row in table._rows.values()) < 1000
+    assert table.summary().count == 3
+    assert not table.replace(listing(3, item(0, 0, 2), long), 3.0)

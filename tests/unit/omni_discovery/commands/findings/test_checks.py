@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -425,3 +426,16 @@ def test_of_thousands_that_run_another_document_the_first_have_a_finding_each() 
     pipeline = [each for each in findings if each.topic == "pipeline"]
     assert len(pipeline) == 33
     assert pipeline[-1].text == "468 more replicas do not match the pipeline in force"
+
+
+@pytest.mark.attack("V4")
+def test_thousands_of_records_that_hand_over_at_loopback_are_looked_at_once_each() -> None:
+    """Each on a host of its own, so that each hand-off is out of reach of all others; a few are named."""
+    edges = {f"0-{stage_id}": {"host": "127.0.0.1"} for stage_id in range(3)}
+    flood = [record(number, number % 2, host=f"h{number}", connectors=edges) for number in range(6000)]
+    began_s = time.process_time()
+    told = [each for each in wrong(found(FORCE, HUB, *flood)) if each.startswith("hand-off: ")]
+    assert time.process_time() - began_s < 10.0
+    assert len(told) == 33
+    assert told[0].endswith("out of reach of 0/2, 0/4, 0/6, 0/8, 0/10, 0/12, 0/14, 0/16 elsewhere")
+    assert told[-1] == "hand-off: 5968 more hand over at loopback, out of reach of replicas elsewhere"
