@@ -196,6 +196,7 @@ class Dispatcher:
         except NotConnectedError:
             return None
         except SendFailedError as error:
+            self._note_full(active, action.stage_id, addr)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), has_ended=False)
         except WireError as error:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
@@ -216,9 +217,15 @@ class Dispatcher:
             if isinstance(action, ev.Pause) and action.paused:
                 # The replica goes on; what waits for the client is bounded in the hub, too.
                 return None
+            self._note_full(active, action.stage_id, action.replica.input_addr)
             reason = f"it can't be told to go on: {error}"
             return ev.ReplicaLost(action.stage_id, action.attempt, reason, has_ended=False)
         return None
+
+    def _note_full(self, active: Active, stage_id: int, addr: str) -> None:
+        """Keep the next picks off a replica that takes no message: where it is dead, that is not known yet."""
+        pool = active.pools[stage_id]
+        pool.core.send_queue_full(addr, pool.now())
 
     def carry_out(self, active: Active, action: ev.Abort | ev.ReleasePayload | ev.Acquit | ev.Convict) -> None:
         """Carry out an action that ends something, and that no event comes of."""

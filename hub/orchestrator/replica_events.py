@@ -332,7 +332,7 @@ class ReplicaListener:
         if not event.is_final:
             # Without another replica to go to, with one attempt left, or with a retry that would have to wait for the
             # budget, it is better to stay: where a burst makes everything slow, the answer comes sooner than a token.
-            is_last = run.attempt + 1 >= self._config.attempts
+            is_last = run.is_last_of(self._config.attempts)
             is_bound = active.machine.has_past(info.stage_id)
             others = {*run.avoid, *run.slow, info.input_addr}
             if is_last or is_bound or not self._may_retry() or not pool.core.has_free(others):

@@ -497,6 +497,8 @@ class RequestMachine:
                 continue
             if consumer.running:
                 actions.append(ev.Abort(consumer.stage_id, consumer.attempt, consumer.replica))
+                # Or two losses of the producer would leave it none of its own.
+                consumer.excused += 1
             _back_to_waiting(consumer)
             consumer.replica = None
             # Of other pieces it may well make something else than was shown.

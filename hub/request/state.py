@@ -305,6 +305,8 @@ class StageRun:
     blamed_for: list[ReplicaRef] = field(default_factory=list)
     #: Whether other suspects were tried at this attempt's replica meanwhile.
     had_company: bool = False
+    #: Attempts that were given up because a stage before it had to make its pieces anew: no failures of this stage.
+    excused: int = 0
     dispatched_at_s: float = 0.0
     sent_at_s: float = 0.0
     #: When the attempt was sent whose output the client saw first; of one that showed nothing, when it was sent.
@@ -384,7 +386,7 @@ class StageRun:
         """The facts for the retry rule if the attempt fails now; ``kind`` None: it will not be answered."""
         return Loss(
             permanent=kind is not None and is_permanent(kind),
-            exhausted=self.attempt + 1 >= attempts,
+            exhausted=self.is_last_of(attempts),
             poison=is_poison(len(self.blamed_for), self.deaths, was_alone=not self.had_company),
             # Without a hand-off from another stage, it was its own that could not be stored.
             handoff_gone=kind is wire.FailureKind.PAYLOAD and bool(self.handed or self.streams),
@@ -394,6 +396,10 @@ class StageRun:
             all_deterministic=all_deterministic,
             in_doubt=in_doubt,
         )
+
+    def is_last_of(self, attempts: int) -> bool:
+        """Whether the present attempt is the last of so many that may fail."""
+        return self.attempt + 1 - self.excused >= attempts
 
     @property
     def is_continued(self) -> bool:
@@ -435,7 +441,7 @@ class RequestState:
     """One request: what the client asked, and where each stage stands.
 
     ``inputs`` is the client's prompt, or the first segment of it where ``segmented``. ``params`` are sampling
-    parameters by stage. ``attempts`` limits the dispatches of each stage. ``request_timestamp`` is wall-clock seconds.
+    parameters by stage. ``attempts`` of each stage may fail at most. ``request_timestamp`` is wall-clock seconds.
     ``shown_id`` is the client's own name for the request; ``priority``: lower goes first. ``companions`` are prompts by
     role, and ``is_companion`` marks a request that is one: its hand-off goes to its parent. ``seed``, below 2**62, is
     for deterministic stages; None: it is made of the id.

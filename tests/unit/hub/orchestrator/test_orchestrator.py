@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from hub.config import HubConfig, PoolOptions
+from hub.config import HubConfig, PoolOptions, QueueFullError
 from hub.metrics import HubMetrics
 from hub.orchestrator.active import AbortRequest, AddRequest, Ended
 from hub.orchestrator.dispatcher import PickEnded
@@ -178,3 +179,27 @@ async def test_an_index_that_raises_when_a_bug_has_ended_a_request_does_not_end_
     assert (scene.hub.request_states, scene.pool.core.bound("r")) == ({}, None)
     await scene.add("s")
     assert list(scene.hub.request_states) == ["s"]
+
+
+async def test_a_replica_that_takes_no_message_is_not_picked_at_once(scene: Scene) -> None:
+    """Its process has just died, say, and its session still stands: attempts must not go there one after the other."""
+
+    class Full(Client):
+        def send_message(self, message: Any) -> None:
+            raise QueueFullError("nobody is connected")
+
+        submit = send_message
+
+    scene.serve_replica(credit=4)
+    replica = ev.ReplicaRef(0, 0, 1, "a0")
+    scene.hub._membership.clients["a0"] = cast(StageClient, Full(info(0)))
+    active: Any = SimpleNamespace(pools={0: scene.pool}, request=SimpleNamespace(request_id="r"))
+    for act in (
+        lambda: scene.hub._dispatcher.pass_on(active, ev.FeedInput(0, 0, replica, 0, 0, None)),
+        lambda: scene.hub._dispatcher.update(active, ev.Update(0, 0, replica, 1, {}, (), True)),
+    ):
+        assert scene.pool.core.has_free(set())
+        lost = act()
+        assert isinstance(lost, ev.ReplicaLost)
+        assert not scene.pool.core.has_free(set())
+        await until(lambda: scene.pool.core.has_free(set()))

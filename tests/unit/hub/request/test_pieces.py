@@ -206,6 +206,25 @@ def test_a_producer_that_is_lost_stops_what_was_made_of_its_pieces_and_both_begi
     assert fed(flow.sent(1)) == [(1, 0, False)]
 
 
+def test_losses_of_a_producer_are_no_failures_of_what_worked_on_its_pieces() -> None:
+    """1. the producer is lost twice, the stage behind it begins anew each time; 2. then that one is lost, and goes on
+    3. it fails twice more: of its own three attempts none is left
+    """
+    flow = begun(HIDDEN)
+    for attempt in (1, 2):
+        flow.lost(0)
+        flow.accepted(0, attempt)
+        (dispatch,) = of(flow.piece(0, 0), ev.Dispatch)
+        assert (dispatch.stage_id, dispatch.attempt) == (1, attempt)
+        flow.accepted(1, attempt)
+    (again,) = of(flow.lost(1), ev.Dispatch)
+    assert (again.stage_id, again.attempt) == (1, 3)
+    flow.accepted(1, 3)
+    (again,) = of(flow.failed(1, FailureKind.ENGINE), ev.Dispatch)
+    flow.accepted(1, 4)
+    assert "no attempts are left" in str(finish_of(flow.failed(1, FailureKind.ENGINE)).error)
+
+
 def test_the_loss_of_a_producer_reaches_down_the_chain() -> None:
     flow = begun(CHAIN)
     flow.piece(1, 0, to=[2])
