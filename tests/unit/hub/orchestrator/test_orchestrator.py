@@ -194,12 +194,8 @@ async def test_a_replica_that_takes_no_message_is_not_picked_at_once(scene: Scen
     replica = ev.ReplicaRef(0, 0, 1, "a0")
     scene.hub._membership.clients["a0"] = cast(StageClient, Full(info(0)))
     active: Any = SimpleNamespace(pools={0: scene.pool}, request=SimpleNamespace(request_id="r"))
-    for act in (
-        lambda: scene.hub._dispatcher.pass_on(active, ev.FeedInput(0, 0, replica, 0, 0, None)),
-        lambda: scene.hub._dispatcher.update(active, ev.Update(0, 0, replica, 1, {}, (), True)),
-    ):
+    for action in (ev.FeedInput(0, 0, replica, 0, 0, None), ev.Update(0, 0, replica, 1, {}, (), is_last=True)):
         assert scene.pool.core.has_free(set())
-        lost = act()
-        assert isinstance(lost, ev.ReplicaLost)
+        assert isinstance(scene.hub._dispatcher.pass_on(active, action), ev.ReplicaLost)
         assert not scene.pool.core.has_free(set())
         await until(lambda: scene.pool.core.has_free(set()))
