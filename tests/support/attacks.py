@@ -349,6 +349,11 @@ ATTACKS: Final = (
         "a record of a staging deployment that names a replica of another namespace, before omni chaos",
         "its process gets no signal",
     ),
+    Attack(
+        "V6",
+        "hundreds of hubs that answer omni why --all-hubs with nothing, nonsense or millions of lists",
+        "all asked at once; left out when it is too much",
+    ),
 )
 
 #: Rows without a test, and why.
