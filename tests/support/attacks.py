@@ -354,6 +354,11 @@ ATTACKS: Final = (
         "hundreds of hubs that answer omni why --all-hubs with nothing, nonsense or millions of lists",
         "all asked at once; left out when it is too much",
     ),
+    Attack(
+        "V7",
+        "a hundred thousand jobs of videos that a hub makes up",
+        "20 000 are read, with turns for others between",
+    ),
 )
 
 #: Rows without a test, and why.
