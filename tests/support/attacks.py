@@ -359,6 +359,11 @@ ATTACKS: Final = (
         "a hundred thousand jobs of videos that a hub makes up",
         "20 000 are read, with turns for others between",
     ),
+    Attack(
+        "V8",
+        "a head of megabytes to a supervisor's port of metrics, before the token",
+        "16 KiB are read; the connection is closed",
+    ),
 )
 
 #: Rows without a test, and why.
