@@ -364,6 +364,7 @@ ATTACKS: Final = (
         "a head of megabytes to a supervisor's port of metrics, before the token",
         "16 KiB are read; the connection is closed",
     ),
+    Attack("V9", "a deploy document of a megabyte, before omni top", "decoded once"),
 )
 
 #: Rows without a test, and why.
