@@ -32,7 +32,7 @@ _SILENCE_S: Final = 5.0
 _MOST_HEAD_BYTES: Final = 16 << 10
 
 
-class _Head:
+class _BoundedHead:
     """What a client sends, of which no more lines are read than a head may have: ConnectionError then."""
 
     def __init__(self, file: Any) -> None:
@@ -60,7 +60,7 @@ class _Quiet(WSGIRequestHandler):
     def setup(self) -> None:
         """See socketserver."""
         super().setup()
-        self.rfile = _Head(self.rfile)
+        self.rfile = _BoundedHead(self.rfile)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is of http.server
         """See http.server."""
