@@ -93,6 +93,7 @@ def claimable(
 
     ``running`` are those that it works on: of them it stays the owner under its next lease, unless another was faster.
     """
+    others = {each: lease for each, lease in live.items() if each != hub_id}
     free = (
         job
         for job in jobs
@@ -100,7 +101,7 @@ def claimable(
         and job.expires_at > now_s
         and job.hub in {"", hub_id}
         and job.job_id not in running
-        and not is_owned(job, {each: lease for each, lease in live.items() if each != hub_id})
+        and not is_owned(job, others)
     )
     return sorted(free, key=lambda job: (job.created_at, job.job_id))[: max(0, room)]
 

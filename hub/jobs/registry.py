@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 #: Attempts of a change that others interfere with.
 _MOST_ATTEMPTS: Final = 8
+#: Records that are read: twice as many as there may be. Every hub may write any number.
+MOST_READ: Final = 20_000
+#: Items that are looked at in one turn of the loop.
+_OF_A_TURN: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +84,18 @@ class JobRegistry:
         """All jobs, and the hubs that live. The jobs first: whoever has claimed one of them by then is among these."""
         jobs = await self.read_records()
         live = {}
-        for item in (await self._kv.list(keys.hubs_prefix(self._namespace), keys_only=True)).items:
+        listed = (await self._kv.list(keys.hubs_prefix(self._namespace), keys_only=True)).items
+        async for item in _in_turns(listed):
             match keys.parse_key(self._namespace, item.key):
                 case keys.HubKey(hub_id) if item.lease_id:
                     live[hub_id] = item.lease_id
         return Jobs(jobs, live)
 
     async def read_records(self) -> tuple[JobRecord, ...]:
-        """All jobs whose records can be read, that which was written first before all others."""
+        """All jobs whose records can be read, that which was written first before all others; of too many the first."""
         items = (await self._kv.list(jobs_prefix(self._namespace))).items
         bad, records = [], []
-        for item in sorted(items, key=lambda item: item.create_revision):
+        async for item in _in_turns(sorted(items, key=lambda item: item.create_revision)[:MOST_READ]):
             try:
                 records.append(decode_job(item))
             except RecordError as error:
@@ -178,6 +184,14 @@ class JobRegistry:
         if self._log_once.should((first.key[:200], count)):
             text = "jobs.bad_record key=%s count=%d reason=%s: ignored; delete those that no newer release wrote"
             logger.warning(text, first.key[:200], count, first.reason[:200])
+
+
+async def _in_turns(items: Sequence[KeyValue]) -> AsyncIterator[KeyValue]:
+    """These, with a turn of the loop for others now and then."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _OF_A_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def unavailable(error: RegistryError) -> JobsUnavailableError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -198,11 +199,19 @@ def mismatches(
 
 def mismatches_in_force(listed: Iterable[ReplicaInfo], pipeline: bytes | None) -> list[tuple[ReplicaInfo, str]]:
     """Return the replicas that mismatch the pipeline in force, given as its bytes; none if it can't be decoded."""
-    try:
-        expected = stage_fingerprints(decode_deploy(pipeline, "")) if pipeline is not None else {}
-    except ConfigError:
+    expected = {} if pipeline is None else _expected_of(pipeline)
+    if expected is None:
         return []
     return mismatches(listed, lambda info: not expected or info.fingerprint in ("", expected.get(info.stage_id)))
+
+
+#: Decoded once: screens ask for it twice a second, and a long one takes half a second.
+@lru_cache(maxsize=2)
+def _expected_of(pipeline: bytes) -> Mapping[int, str] | None:
+    try:
+        return stage_fingerprints(decode_deploy(pipeline, ""))
+    except ConfigError:
+        return None
 
 
 def _ran(info: ReplicaInfo) -> tuple[int, str, str]:

@@ -24,12 +24,18 @@ import msgspec
 from omni_discovery.errors import ConfigError, OmniError
 from omni_discovery.processes import open_private
 from omni_discovery.records.keys import check_namespace
+from omni_discovery.records.sizes import count_parts
 
 #: How long a hub may take to answer, to its last byte, and how much it may say.
 _TIMEOUT_S: Final = 10.0
-#: How many hubs are asked at once: those that don't answer must not keep the others.
-_AT_ONCE: Final = 64
-_MOST_BYTES: Final = 64 << 20
+#: How many hubs are asked at once: those that don't answer must not keep the others. Twice as many have records.
+_AT_ONCE: Final = 512
+#: What one hub may say, of how many parts, and all hubs that are asked together; a part counts as so many bytes.
+_MOST_BYTES: Final = 16 << 20
+_MOST_PARTS: Final = 500_000
+_MOST_TOGETHER_BYTES: Final = 256 << 20
+_PART_BYTES: Final = 64
+_READ_BYTES: Final = 64 << 10
 _PID_DIGITS: Final = 10
 _URL_SHOWN: Final = 200
 _UNAUTHORIZED: Final = 401
@@ -97,14 +103,41 @@ def ask_url(url: str, path: str, token: str, ca_file: str = "") -> dict[str, Any
     return _answer(connection, path, {"Authorization": f"Bearer {token}"} if token else {}, f"the hub at {url}")
 
 
+class _Room:
+    """What may still be said by the hubs that are asked together. Used by the threads that ask."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left_bytes = most_bytes
+        self._lock = threading.Lock()
+
+    def take_bytes(self, size_bytes: int) -> bool:
+        """Whether there was room for so much more."""
+        with self._lock:
+            self._left_bytes -= size_bytes
+            return self._left_bytes >= 0
+
+
+class _Asking(threading.local):
+    """The room of the question that a thread asks; None for one that is asked of one hub alone."""
+
+    room: _Room | None = None
+
+
+_asking: Final = _Asking()
+
+
 def ask_at_once(asks: Sequence[Callable[[str], dict[str, Any]]], path: str) -> list[dict[str, Any] | OmniError]:
     """What each hub answers, or the error that says why it has not; in the order of the hubs."""
+    room = _Room(_MOST_TOGETHER_BYTES)
 
     def answer_of(ask: Callable[[str], dict[str, Any]]) -> dict[str, Any] | OmniError:
+        _asking.room = room
         try:
             return ask(path)
         except OmniError as error:
             return error
+        finally:
+            _asking.room = None
 
     if len(asks) <= 1:
         return [answer_of(ask) for ask in asks]
@@ -180,13 +213,28 @@ def _cut_after(connected: socket.socket, timeout_s: float) -> Iterator[threading
         timer.cancel()
 
 
+def _read(answer: http.client.HTTPResponse, whom: str) -> bytes:
+    """What a hub says: not more than one may, nor than there is room for. Raise HubUnaskableError, OSError."""
+    room, pieces, size_bytes = _asking.room, [], 0
+    while piece := answer.read(_READ_BYTES):
+        pieces.append(piece)
+        size_bytes += len(piece)
+        taken_bytes = len(piece) + count_parts(piece) * _PART_BYTES
+        if size_bytes > _MOST_BYTES or not (room is None or room.take_bytes(taken_bytes)):
+            raise HubUnaskableError(f"{whom} is not heard: too much is said")
+    content = b"".join(pieces)
+    if count_parts(content) > _MOST_PARTS:
+        raise HubUnaskableError(f"{whom} is not heard: too much is said")
+    return content
+
+
 def _answer(connection: http.client.HTTPConnection, path: str, headers: dict[str, str], whom: str) -> dict[str, Any]:
     try:
         connection.connect()
         with _cut_after(connection.sock, connection.timeout or _TIMEOUT_S) as cut:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
-            content = answer.read(_MOST_BYTES)
+            content = _read(answer, whom)
     # A name of a host that can be none is a UnicodeError.
     except (OSError, http.client.HTTPException, UnicodeError) as error:
         raise HubUnaskableError(f"{whom} does not answer ({error}): omni hubs shows which there are") from error

@@ -28,10 +28,39 @@ _MOST_CONNECTIONS: Final = 32
 _SILENCE_S: Final = 5.0
 
 
+#: The longest head of a request. The library would take 100 lines of 64 KiB, and go through all that they say.
+_MOST_HEAD_BYTES: Final = 16 << 10
+
+
+class _BoundedHead:
+    """What a client sends, of which no more lines are read than a head may have: ConnectionError then."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left_bytes = _MOST_HEAD_BYTES
+
+    def readline(self, size: int = -1) -> bytes:
+        """See io.BufferedIOBase."""
+        line: bytes = self._file.readline(size)
+        self._left_bytes -= len(line)
+        if self._left_bytes < 0:
+            raise ConnectionError(f"the head of a request has more than {_MOST_HEAD_BYTES} bytes")
+        return line
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class _Quiet(WSGIRequestHandler):
-    """Logs no requests."""
+    """Logs no requests, and reads no long ones."""
 
     timeout = _SILENCE_S
+    rfile: Any
+
+    def setup(self) -> None:
+        """See socketserver."""
+        super().setup()
+        self.rfile = _BoundedHead(self.rfile)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is of http.server
         """See http.server."""

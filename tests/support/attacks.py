@@ -350,6 +350,22 @@ ATTACKS: Final = (
         "a record of a staging deployment that names a replica of another namespace, before omni chaos",
         "its process gets no signal",
     ),
+    Attack(
+        "V6",
+        "hundreds of hubs that answer omni why --all-hubs with nothing, nonsense or millions of lists",
+        "all asked at once; left out when it is too much",
+    ),
+    Attack(
+        "V7",
+        "a hundred thousand jobs of videos that a hub makes up",
+        "20 000 are read, with turns for others between",
+    ),
+    Attack(
+        "V8",
+        "a head of megabytes to a supervisor's port of metrics, before the token",
+        "16 KiB are read; the connection is closed",
+    ),
+    Attack("V9", "a deploy document of a megabyte, before omni top", "decoded once"),
 )
 
 #: Rows without a test, and why.

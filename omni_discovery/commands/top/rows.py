@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 from omni_discovery.commands.tables import age
@@ -150,10 +151,14 @@ def groups(moment: Moment, choice: Choice) -> list[StageGroup]:
 
 def _stages(view: View) -> dict[int, tuple[str, int]]:
     """The engine and the number of replicas of each stage of the document in force."""
-    if view.pipeline is None:
-        return {}
+    return {} if view.pipeline is None else _asked_in(view.pipeline)
+
+
+#: Decoded once: a long one takes half a second, which keys would wait for at each drawing.
+@lru_cache(maxsize=2)
+def _asked_in(pipeline: bytes) -> dict[int, tuple[str, int]]:
     try:
-        deploy = decode_deploy(view.pipeline, "pipeline")
+        deploy = decode_deploy(pipeline, "pipeline")
     except ConfigError:
         # 'omni doctor' reports that.
         return {}

@@ -139,7 +139,7 @@ class TopSource:
                         if isinstance(answer, OmniError):
                             raise answer
                         lines = msgspec.convert(answer.get("requests", []), list[ReceiptLine])
-                        by_hub[str(answer.get("hub", len(by_hub)))] = lines
+                        by_hub.setdefault(str(answer.get("hub", len(by_hub))), lines)
                     except (OmniError, msgspec.ValidationError) as error:
                         problem = str(error)
             except OmniError as error:

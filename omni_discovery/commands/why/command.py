@@ -38,6 +38,8 @@ _OTHER_CHOICE: Final = 1
 _LACKS_INPUT: Final = 3
 _MOST_LISTED: Final = 1000
 _URL_SHOWN: Final = 200
+#: Hubs of which is said why they have not answered, or not as a hub does.
+_MOST_SAID: Final = 16
 #: Columns of an output that is no terminal.
 _WIDTH: Final = 80
 
@@ -220,22 +222,36 @@ def _answers_of(asks: Sequence[Ask], path: str) -> tuple[list[dict[str, Any]], O
             case OmniError():
                 raise answer
             case _:
-                answers[str(answer.get("hub", len(answers)))] = answer
+                # The first counts, and those of this user on this machine are first: others may call themselves so.
+                answers.setdefault(str(answer.get("hub", len(answers))), answer)
     if not answers:
         return [], (missing or unasked)[0]
-    for each in unasked:
+    for each in unasked[:_MOST_SAID]:
         say(str(each), error=True)
+    if len(unasked) > _MOST_SAID:
+        say(f"and {len(unasked) - _MOST_SAID} hubs more", error=True)
     return [*answers.values()], None
 
 
 def _all_of(answers: Sequence[dict[str, Any]], name: str, kind: type[_T]) -> list[_T]:
-    """The parts of this name of all answers. Raise OmniError for what is no such part."""
+    """The parts of this name of all answers that have such. Raise OmniError if none has, but others."""
     import msgspec
 
-    try:
-        return [msgspec.convert(each, kind) for answer in answers for each in answer.get(name, [])]
-    except (msgspec.ValidationError, TypeError) as error:
-        raise OmniError(f"a hub's answer can't be read, it may be of another release: {error}") from error
+    from omni_discovery.commands.output import say
+
+    found: list[_T] = []
+    unread: list[OmniError] = []
+    for answer in answers:
+        try:
+            found += [msgspec.convert(each, kind) for each in answer.get(name, [])]
+        except (msgspec.ValidationError, TypeError) as error:
+            # One hub that answers nonsense must not hide what the others say.
+            unread.append(OmniError(f"a hub's answer can't be read, it may be of another release: {error}"))
+    if unread and len(unread) == len(answers):
+        raise unread[0]
+    for each in unread[:_MOST_SAID]:
+        say(str(each), error=True)
+    return found
 
 
 # ---- what to show

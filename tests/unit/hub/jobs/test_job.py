@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -198,3 +199,20 @@ def test_no_order_of_changes_writes_more_than_the_budget(changes: list[tuple[int
             written.setdefault(job, []).append(now_s)
     for moments in written.values():
         assert all(later - before >= pace.INTERVAL_S for before, later in pairwise(moments))
+
+
+@pytest.mark.attack("V7")
+def test_who_lives_is_looked_at_once_for_all_jobs() -> None:
+    """A thousand hubs and ten thousand jobs are no ten million looks."""
+
+    class Counted(dict[str, int]):
+        looks = 0
+
+        def items(self) -> Any:
+            Counted.looks += 1
+            return super().items()
+
+    live = Counted({f"hub-{number}": number + 1 for number in range(50)})
+    jobs = [job_of(number, owner="hub-1", owner_lease=7) for number in range(1, 201)]
+    assert len(life.claimable(jobs, live, "mine", (), 500, 5.0)) == 200
+    assert Counted.looks <= 1

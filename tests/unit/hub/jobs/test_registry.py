@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
+from hub.jobs import registry as registry_module
 from hub.jobs.job import HubAtWork
 from hub.jobs.registry import JobRegistry, unavailable
 from omni_discovery.errors import LeaseNotFoundError, RecordError, RegistryDeniedError, RegistryUnavailableError
@@ -139,3 +141,31 @@ async def test_a_record_that_could_not_be_read_again_is_not_written(caplog: pyte
         assert await registry.read_records() == (JOB,)
     (line,) = [record.getMessage() for record in caplog.records if record.name == "hub.jobs.registry"]
     assert f"key={records.job_key('team', f'video_{3:032x}')} count=5 " in line
+
+
+@pytest.mark.attack("V7")
+async def test_of_too_many_records_the_first_are_read_and_others_have_their_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every hub may write any number of them, and every hub reads them all on the loop that serves requests."""
+    monkeypatch.setattr(registry_module, "MOST_READ", 3000)
+    kv, registry, lease_id = await scene_of()
+    for number in range(2, 4002):
+        job = replace(JOB, job_id=f"video_{number:032x}")
+        await kv.put(records.job_key("team", job.job_id), records.encode_job(job))
+        await kv.put(keys.hub_key("team", f"hub-{number}"), b"{}", lease_id)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    jobs = await registry.read_all()
+    counting.cancel()
+    assert len(jobs.records) == 3000
+    assert jobs.records[0] == JOB
+    assert len(jobs.live) == 4001
+    assert turns > 10

@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omni_discovery.errors import ConfigError
+from omni_discovery.receipts import asking
 from omni_discovery.receipts.asking import (
     HubUnaskableError,
     NoReceiptError,
@@ -149,3 +152,49 @@ def test_hubs_are_asked_at_once_and_answer_in_their_order() -> None:
     assert (first, third) == ({"hub": "p-0"}, {"hub": "p-2"})
     assert isinstance(second, NoReceiptError)
     assert ask_at_once([], "p") == []
+
+
+@pytest.mark.attack("V6")
+def test_hundreds_of_hubs_that_say_nothing_keep_nobody_waiting() -> None:
+    """None of them answers before all are asked; in groups of a few dozen, each would take its 10 s in turn."""
+    all_asked = threading.Barrier(300)
+
+    def ask(path: str) -> dict[str, Any]:
+        return {"number": all_asked.wait(timeout=60)}
+
+    assert len(ask_at_once([ask] * 300, "p")) == 300
+
+
+def _hub_that_says(content: bytes) -> socket.socket:
+    """A hub that answers so, once for each connection; closing it ends it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, suppress(OSError):
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+@pytest.mark.attack("V6")
+def test_an_answer_of_millions_of_lists_is_not_decoded() -> None:
+    """A list of a few bytes takes some dozens of memory: 60 MB of them took gigabytes, of each of many hubs."""
+    bomb = b'{"requests":[' + b"[]," * 700_000 + b"[]]}"
+    with _hub_that_says(bomb) as listener, pytest.raises(HubUnaskableError, match="too much"):
+        ask_url(f"http://127.0.0.1:{listener.getsockname()[1]}", "/admin/requests", "")
+
+
+@pytest.mark.attack("V6")
+def test_all_hubs_together_say_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_MOST_TOGETHER_BYTES", 5_000_000)
+    with _hub_that_says(b'{"hub":"' + b"x" * 1_000_000 + b'"}') as listener:
+        ask = partial(ask_url, f"http://127.0.0.1:{listener.getsockname()[1]}", token="")
+        answers = ask_at_once([lambda path: ask(path=path)] * 20, "/admin/requests")
+    whole = [each for each in answers if isinstance(each, dict)]
+    assert 1 <= len(whole) <= 5
+    assert {str(each).rpartition(": ")[2] for each in answers if not isinstance(each, dict)} == {"too much is said"}

@@ -6,7 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -104,3 +104,22 @@ def test_idle_connections_keep_no_thread_and_nobody_out() -> None:
         assert threading.active_count() - before <= 33
         for stranger in strangers:
             assert stranger.recv(1) == b""
+
+
+@pytest.mark.attack("V8")
+def test_a_head_of_megabytes_is_not_read(tmp_path: Path) -> None:
+    """Prometheus' library goes through each of a million formats that a client takes; before, the token is not seen."""
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").chmod(0o600)
+    with closing(MetricsExporter()) as exporter:
+        url = exporter.serve("127.0.0.1", 0, str(tmp_path / "token"))
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            answer = b""
+            with suppress(ConnectionError):
+                client.sendall(b"GET /metrics HTTP/1.1\r\n" + b"Accept: " + b"a," * 30_000 + b"\r\n\r\n")
+                answer = client.recv(4096)
+            assert answer == b""
+        # One with cookies and all that a proxy adds is answered.
+        headers = {"Authorization": "Bearer secret", "Cookie": "c" * 4000}
+        assert urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60).status == 200

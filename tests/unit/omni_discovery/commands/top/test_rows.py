@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from omni_discovery.commands.top import rows
 from omni_discovery.commands.top.rows import (
     UNKNOWN,
     Choice,
@@ -22,7 +23,8 @@ from omni_discovery.commands.top.rows import (
     rate,
 )
 from omni_discovery.commands.top.traffic import Pace, Traffic
-from omni_discovery.deploy.document import decode_deploy
+from omni_discovery.deploy import fingerprint
+from omni_discovery.deploy.document import DeployConfig, decode_deploy
 from omni_discovery.deploy.fingerprint import stage_fingerprints
 from omni_discovery.kv import LeaseTime
 from omni_discovery.records.beat import BeatRecord
@@ -234,3 +236,22 @@ def test_a_bad_event_has_a_mark_beside_its_colour() -> None:
     event = ShownEvent(number=1, at=NOW, tone=Tone.BAD, about="0/1", text="is lost: its record is gone")
     assert event_line(event, "12:00:00", 80) == "12:00:00 ! 0/1 is lost: its record is gone"
     assert event_line(event, "12:00:00", 20) == "12:00:00 ! 0/1 is l…"
+
+
+@pytest.mark.attack("V9")
+def test_a_document_is_decoded_once_and_not_for_each_drawing_of_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of a megabyte takes half a second; the screen is drawn twice a second, and reads no keys meanwhile."""
+    decoded: list[str] = []
+
+    def counting(pipeline: bytes, source: str) -> DeployConfig:
+        decoded.append(source)
+        return decode_deploy(pipeline, source)
+
+    for module in (rows, fingerprint):
+        monkeypatch.setattr(module, "decode_deploy", counting)
+    for end in (b" ", b"  "):
+        moment = Moment(view(info(0, 0), pipeline=DOCUMENT + end), NOW)
+        for _ in range(5):
+            assert groups(moment, Choice())
+            assert headline(moment, Choice(), "n")
+    assert len(decoded) <= 4

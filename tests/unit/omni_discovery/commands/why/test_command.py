@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from omni_discovery.commands.why.command import WhyCommand, hubs_to_ask
+from omni_discovery.commands.why.command import WhyCommand, _all_of, hubs_to_ask
+from omni_discovery.errors import OmniError
 from omni_discovery.receipts.asking import HubUnaskableError, is_proved
+from omni_discovery.receipts.receipt import ReceiptLine
 
 
 def options(*words: str) -> argparse.Namespace:
@@ -59,3 +62,13 @@ def test_a_hub_that_the_operator_names_gets_it_wherever_it_is(token: tuple[str, 
     (ask,) = hubs_to_ask(options("--hub", "http://a.invalid:1", *token), [])
     with pytest.raises(HubUnaskableError, match="does not answer"):
         ask("/admin/requests")
+
+
+@pytest.mark.attack("V6")
+def test_a_hub_that_answers_nonsense_hides_nothing_of_what_others_say(capsys: pytest.CaptureFixture[str]) -> None:
+    right: dict[str, Any] = {"requests": [{"request_id": "a"}]}
+    found = _all_of([right, {"requests": [[]]}, {"requests": 1}], "requests", ReceiptLine)
+    assert [each.request_id for each in found] == ["a"]
+    assert capsys.readouterr().err.count("can't be read") == 2
+    with pytest.raises(OmniError, match="can't be read"):
+        _all_of([{"requests": [[]]}], "requests", ReceiptLine)
