@@ -16,7 +16,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T", "U")
+KINDS: Final = ("A", "C", "D", "E", "F", "G", "H", "I", "J", "K", "L", "M", "N", "O", "P", "Q", "R", "S", "T", "U", "W")
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +324,7 @@ ATTACKS: Final = (
     Attack("T4", "a thousand lists of half a million tokens that wait for a slot", "a client has half of 2 GiB"),
     Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
     Attack("U2", "a long answer that must have calls, read anew with each piece", "ends after some seconds of it"),
+    Attack("W1", "sixty small bodies with dear forms, before others' requests", "checked aside, the clients' in turn"),
 )
 
 #: Rows without a test, and why.

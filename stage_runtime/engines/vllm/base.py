@@ -13,6 +13,8 @@ from stage_runtime.engines.base import EngineOutput, Report
 from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.forms.checking import check_forms_once
+from stage_runtime.engines.vllm.forms.threads import FormThreads, put_forms_behind_engine
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
     Model,
@@ -20,7 +22,6 @@ from stage_runtime.engines.vllm.load import (
     describe_model,
     details_of,
     load_llm,
-    put_forms_behind_engine,
     rendezvous_removed,
     take_allow_rpc,
     usual_capacity,
@@ -47,7 +48,8 @@ class LlmStage:
         self._capacity = usual_capacity(self._args)
         #: The LLMEngine; None before ``load`` and after ``close``.
         self._llm: Any = None
-        # The next three are there once the engine has loaded.
+        # The next four are there once the engine has loaded.
+        self._form_threads: FormThreads
         self._model: Model
         self._runs: Runs
         self._adapters: Adapters
@@ -91,6 +93,7 @@ class LlmStage:
         if llm is not None:
             with rendezvous_removed():
                 llm.engine_core.shutdown()
+            self._form_threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, report: Report, arguments: Mapping[str, Any]) -> None:
         """Load the LLMEngine with these arguments and read what its model is. Raise ConfigError."""
@@ -99,7 +102,8 @@ class LlmStage:
 
         report("loading the model", 0.4)
         self._llm = load_llm(self._stage, arguments)
-        put_forms_behind_engine(self._llm)
+        check_forms_once()
+        self._form_threads = put_forms_behind_engine(self._llm)
         give_draws_back(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
         self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
@@ -124,8 +128,8 @@ class LlmStage:
                 self._drop(key)
                 self._due.append(EngineOutput(key, error=error_of(error)))
 
-    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
-        """Start a request whose prompt was read in a thread. Raise what ``add`` raises."""
+    def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
+        """Start a request whose prompt was read, or its form checked, in a thread. Raise what ``add`` raises."""
         raise NotImplementedError
 
     def _drop(self, key: str) -> None:

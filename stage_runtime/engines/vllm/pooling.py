@@ -109,8 +109,9 @@ class VllmPoolingEngine(LlmStage):
         self._runs.start(request.key, prompt.with_answer(()), params, request.priority, lora, request.trace)
         self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
 
-    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
-        self._start(reading.request, reading.params, reading.lora, prompt)
+    def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
+        if prompt is not None:
+            self._start(reading.request, reading.params, reading.lora, prompt)
 
     def _drop(self, key: str) -> None:
         self._asked.pop(key, None)

@@ -5,8 +5,8 @@ Pictures for a multimodal model come with the request, in messages or beside the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -58,7 +58,8 @@ class Reading:
     request: StageRequest
     params: Any
     lora: Any
-    prompt: Future[Prompt]
+    #: None if the engine's thread is to read it: only the form of the answer was checked.
+    prompt: Future[Prompt | None]
     is_paused: bool = False
 
 
@@ -77,11 +78,29 @@ class PromptReader:
 
     def read_long(self, request: StageRequest, params: Any, lora: Any, model: Model, earlier: Sequence[int]) -> bool:
         """Whether the request's prompt is long; then it is being read from now on."""
-        if request.payloads or not is_long(request.inputs):
+        if not _is_long(request):
             return False
-        prompt = self._thread.submit(read_request, request, model, earlier)
+        prompt: Future[Prompt | None] = self._thread.submit(read_request, request, model, earlier)
         self._readings[request.key] = Reading(request, params, lora, prompt)
         return True
+
+    def read_behind(
+        self,
+        check: Callable[[], None],
+        threads: Executor,
+        request: StageRequest,
+        params: Any,
+        lora: Any,
+        model: Model,
+        earlier: Sequence[int],
+    ) -> None:
+        """Read the request's prompt, if it is long, behind a check that the threads make. Whatever that raises."""
+
+        def read() -> Prompt | None:
+            check()
+            return read_request(request, model, earlier) if _is_long(request) else None
+
+        self._readings[request.key] = Reading(request, params, lora, threads.submit(read))
 
     def pause(self, key: str, *, paused: bool) -> None:
         """The request is to begin paused, or not. Unknown keys are ignored."""
@@ -106,6 +125,10 @@ class PromptReader:
         """Forget all requests, and end the thread."""
         self._readings.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_long(request: StageRequest) -> bool:
+    return not request.payloads and is_long(request.inputs)
 
 
 def salt_of(request: StageRequest) -> str:
