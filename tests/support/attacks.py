@@ -325,6 +325,7 @@ ATTACKS: Final = (
     Attack("U1", "an answer that a parser of calls takes many seconds to read", "text, after a second at most"),
     Attack("U2", "a long answer that must have calls, read anew with each piece", "ends after some seconds of it"),
     Attack("W1", "sixty small bodies with dear forms, before others' requests", "checked aside, the clients' in turn"),
+    Attack("W2", "pictures of a few KB that unpack to 36 million pixels", "begin one by one, with rests between"),
 )
 
 #: Rows without a test, and why.

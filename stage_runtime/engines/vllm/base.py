@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -57,6 +58,8 @@ class LlmStage:
         self._due: list[EngineOutput] = []
         #: Requests whose prompt is long and being read.
         self._reader = PromptReader()
+        #: When the next request with items may begin, if others run.
+        self._items_due_s = 0.0
 
     @property
     def capacity(self) -> int:
@@ -117,8 +120,10 @@ class LlmStage:
         self._runs.warm_up(params)
 
     def _start_those_read(self) -> None:
-        for reading in self._reader.take_read(waits=not (self._runs or self._due)):
-            key = reading.request.key
+        is_idle = not (self._runs or self._due)
+        with_items = is_idle or time.monotonic() >= self._items_due_s
+        for reading in self._reader.take_read(waits=is_idle, with_items=with_items):
+            key, began_s = reading.request.key, time.monotonic()
             try:
                 self._start_read(reading, reading.prompt.result())
             except Exception as error:
@@ -127,6 +132,9 @@ class LlmStage:
                     logger.exception("engine.add_failed request=%s", reading.request.request_id)
                 self._drop(key)
                 self._due.append(EngineOutput(key, error=error_of(error)))
+            if reading.has_items:
+                # The others have the engine as long, before the next one begins.
+                self._items_due_s = 2 * time.monotonic() - began_s
 
     def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
         """Start a request whose prompt was read, or its form checked, in a thread. Raise what ``add`` raises."""

@@ -110,8 +110,9 @@ class VllmPoolingEngine(LlmStage):
         self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
 
     def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
-        if prompt is not None:
-            self._start(reading.request, reading.params, reading.lora, prompt)
+        request = reading.request
+        read = read_request(request, self._model, []) if prompt is None else prompt
+        self._start(request, reading.params, reading.lora, read)
 
     def _drop(self, key: str) -> None:
         self._asked.pop(key, None)
