@@ -378,6 +378,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         async_chunk: bool | None = None,
         label: str = "",
         key: str = "",
+        client: str = "",
         on_input_wait: Callable[[bool], None] | None = None,
         seed: int | None = None,
         taker: Callable[[OmniOutput], bool] | None = None,
@@ -396,9 +397,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         stages get their hand-offs, too. ``received_s`` (``time.perf_counter``) is when the client's bytes came,
         ``trace_headers`` the W3C headers that came with them. ``async_chunk``: whether stages start on pieces of each
         other's output; None: as the pipeline says. ``label`` is one more name of the request in log lines, ``key``
-        that of the client's API key. ``seed`` is for whatever deterministic stages draw, where their parameters name
-        none; by default it is made of the hub's id of the request. Closing the generator early, or cancelling its
-        reader, aborts every stage.
+        that of the client's API key, ``client`` what all requests of its client have in common. ``seed`` is for
+        whatever deterministic stages draw, where their parameters name none; by default it is made of the hub's id of
+        the request. Closing the generator early, or cancelling its reader, aborts every stage.
 
         ``prompt`` may also be an asynchronous iterator of segments: each is answered, by the same replicas, before the
         next is sent; an output's ``segment`` is the index of its segment. With ``segmented``, ``prompt`` is the first
@@ -423,6 +424,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
             async_chunk,
             label,
             key,
+            client,
             on_input_wait,
             seed,
         )

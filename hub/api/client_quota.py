@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from hub.api.errors import error_response
-from hub.api.exchange import exchange_of
+from hub.api.exchange import client_name, exchange_of, host_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-#: A host gets a network of this size in IPv6, and may use all of its addresses.
-_IPV6_PREFIX: Final = 64
 _RETRY_AFTER_S: Final = 1.0
 
 
@@ -73,15 +70,4 @@ class ClientQuota:
 
 def client_of(scope: Scope) -> str:
     """The client of a connection; empty for one without a key and an address."""
-    if key := exchange_of(scope).key:
-        return f"key {key}"
-    host = scope["client"][0] if scope.get("client") else ""
-    try:
-        address = ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return str(host)
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    return client_name(exchange_of(scope).key, host_of(scope))

@@ -7,10 +7,12 @@ logged, and no state is kept under it, so that two clients may use the same.
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import secrets
 import time
 from contextvars import ContextVar
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from omni_discovery.errors import OmniError, RequestError
@@ -32,6 +34,10 @@ _REPLICAS: Final = "x-omni-replicas"
 _OWN: Final = frozenset(name.encode() for name in (_LABEL, _ID, _REPLICAS))
 #: Replicas that the header and the log line name at most: one HTTP request may come to thousands for vLLM's server.
 _MOST_NAMED: Final = 32
+#: What clients are called by is made with it: it tells neither an address nor a key.
+_SECRET: Final = secrets.token_bytes(16)
+#: A host gets a network of this size in IPv6, and may use all of its addresses.
+_IPV6_PREFIX: Final = 64
 #: The key of the exchange in the ASGI scope.
 _KEY: Final = "omni.exchange"
 
@@ -39,13 +45,17 @@ _KEY: Final = "omni.exchange"
 class Exchange:
     """One HTTP request, or one WebSocket connection."""
 
-    __slots__ = ("_replicas", "charge", "count_piece", "key", "key_digest", "label", "most_answers", "request_id")
+    __slots__ = (
+        *("_replicas", "charge", "count_piece", "host", "key", "key_digest", "label", "most_answers", "request_id"),
+    )
 
-    def __init__(self, label: str = "") -> None:
+    def __init__(self, label: str = "", host: str = "") -> None:
         #: The hub's own name for it, which begins the ids of its requests to replicas, or is part of them.
         self.request_id = secrets.token_hex(16)
         #: The client's name for it; empty if it gave none that can be used.
         self.label = label
+        #: The address that it came from, as far as it is known.
+        self.host = host
         #: The name of the key that it came in with; empty where none is asked for.
         self.key = ""
         #: The SHA-256 of that key.
@@ -73,6 +83,15 @@ class Exchange:
             self._replicas |= dict.fromkeys(error.replicas)
 
     @property
+    def client(self) -> str:
+        """What replicas may know of its client: the same for all its requests to this process, and for no others'.
+
+        Empty if nothing is known.
+        """
+        name = client_name(self.key, self.host)
+        return blake2b(name.encode(), digest_size=8, key=_SECRET).hexdigest() if name else ""
+
+    @property
     def replicas(self) -> str:
         """The replicas that have served it so far, by stage; empty for none."""
         names = sorted(self._replicas, key=_place)
@@ -97,6 +116,21 @@ def _place(replica: str) -> tuple[int, ...]:
     return tuple(int(number) for number in replica.split("/"))
 
 
+def client_name(key: str, host: str) -> str:
+    """The name of a client: of its API key, or its address, or network; empty for one without any."""
+    if key:
+        return f"key {key}"
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+
+
 #: The exchange of the current task, for code that has no ASGI scope.
 _current: Final[ContextVar[Exchange | None]] = ContextVar("exchange", default=None)
 
@@ -112,6 +146,11 @@ def exchange_of(scope: Scope) -> Exchange:
     return exchange
 
 
+def host_of(scope: Scope) -> str:
+    """The address of the other end of a connection; empty if there is none."""
+    return str(scope["client"][0]) if scope.get("client") else ""
+
+
 class Exchanges:
     """ASGI middleware that begins an Exchange for each request, adds its headers, and logs it if ``logs``."""
 
@@ -125,7 +164,7 @@ class Exchanges:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
-        exchange = scope[_KEY] = Exchange(_take_label(scope))
+        exchange = scope[_KEY] = Exchange(_take_label(scope), host_of(scope))
         # vLLM's server makes its ids of this header: they are ours, whatever the client says.
         scope["headers"] = [*scope["headers"], (_LABEL.encode(), exchange.request_id.encode())]
         _current.set(exchange)

@@ -164,6 +164,7 @@ class Stream:
             request_id=exchange.request_id,
             label=exchange.label,
             key=exchange.key,
+            client=exchange.client,
             modalities=first.modalities,
             sampling_params_list=first.sampling_params_list,
             timeout_s=first.timeout,

@@ -42,6 +42,8 @@ class AddRequest(msgspec.Struct, frozen=True):
     label: str = ""
     #: The name of the API key that its client has; empty where none was asked for.
     key: str = ""
+    #: What its client's requests have in common, see ``Exchange.client``.
+    client: str = ""
     #: The W3C headers of the trace that the request belongs to.
     trace_headers: Mapping[str, str] = {}
     #: The prompts that run through the first stage together with the request, by role.

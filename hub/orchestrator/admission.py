@@ -215,6 +215,7 @@ class RequestParts(msgspec.Struct, frozen=True):
     async_chunk: bool | None = None
     label: str = ""
     key: str = ""
+    client: str = ""
     on_input_wait: Callable[[bool], None] | None = None
     seed: int | None = None
 
@@ -276,6 +277,7 @@ class Admission:
             trace_headers=parts.trace_headers,
             label=parts.label,
             key=parts.key,
+            client=parts.client,
             on_input_wait=parts.on_input_wait,
             release=release,
             asked_params=parts.params or {},

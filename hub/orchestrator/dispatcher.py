@@ -396,6 +396,7 @@ class Dispatcher:
             stream_to=action.stream_to,
             trace=active.trace_of(action.stage_id),
             label=active.request.label or UNSET,
+            client=active.request.client or UNSET,
         )
         try:
             if client is None:

@@ -225,6 +225,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     made, ``stream_from`` the stages whose pieces will come, by Feed. ``segmented``: more input may come, by Update.
     ``trace`` is the hub's span of this attempt, as a W3C ``traceparent``; where the hub does not trace, that of its
     client, and empty if there is none. ``label`` is the client's own name for the request, for log lines only.
+    ``client`` is the same for all requests of one client to this hub, and tells nothing else: where requests have to
+    wait for each other, the clients have turns.
     """
 
     epoch: _Count
@@ -243,6 +245,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     segmented: bool = False
     trace: _Word = ""
     label: _Label | msgspec.UnsetType = msgspec.UNSET
+    client: _Word | msgspec.UnsetType = msgspec.UNSET
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="abort"):

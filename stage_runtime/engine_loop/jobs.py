@@ -45,6 +45,7 @@ class Work(msgspec.Struct, frozen=True):
     stream_to: tuple[int, ...] = ()
     #: The hub's span of it, as the W3C's header names it; empty where nothing is traced.
     trace: str = ""
+    client: str = ""
 
 
 class PieceArrived(msgspec.Struct, frozen=True):

@@ -109,6 +109,7 @@ def request_of(
         stream_to=work.stream_to,
         segment=work.segment,
         trace=work.trace,
+        client=work.client,
     )
 
 

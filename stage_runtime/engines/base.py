@@ -57,6 +57,8 @@ class StageRequest(msgspec.Struct, frozen=True):
     segment: int | None = None
     #: The parent of the engine's spans, as a W3C ``traceparent``; empty if the hub traces nothing.
     trace: str = ""
+    #: Who has sent it, to its hub: the same for all requests of one client. Empty if that is not known.
+    client: str = ""
 
     @property
     def payload(self) -> Mapping[str, Any] | None:

@@ -6,6 +6,8 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec import UNSET
+
 from omni_discovery import wire
 from omni_discovery.wire.session import Peer
 from stage_runtime.engine_loop.jobs import Work, owner_of
@@ -187,4 +189,5 @@ def work_of(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
         stream_from=submit.stream_from,
         stream_to=submit.stream_to,
         trace=submit.trace,
+        client="" if submit.client is UNSET else submit.client,
     )

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,9 @@ from PIL import Image
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
-from stage_runtime.engines import sampling
 from stage_runtime.engines.base import Engine, EngineOutput, StageRequest, create_engine, modules_to_preload
 from stage_runtime.engines.echo.engine import EchoEngine
+from stage_runtime.engines.vllm.forms import checking
 from stage_runtime.testing import OPTIONAL, EngineContract, drain
 from tests.support.engines import ECHO, PAINTER, THINKER, as_the_supervisor_has_it, run
 
@@ -537,13 +538,56 @@ class TestThinker:
         """
         asked = replace(ask_thinker("k"), params={"structured_outputs": form})
         for said in ("x-guidance: not served|triggers: one is empty", "the engine can't read this form"):
-            with pytest.raises(InvalidRequestError, match=said):
-                thinker.engine.add(asked)
-            monkeypatch.setattr(sampling, "check_answer_form", lambda *_: None)
+            (end,) = run(thinker.engine, asked)["k"]
+            assert end.error is not None
+            assert end.error[0] == FailureKind.INVALID
+            assert re.search(said, end.error[1])
+            monkeypatch.setattr(checking, "check_answer_form", lambda *_: None)
         monkeypatch.undo()
         params = {"structured_outputs": {"choice": ["yes", "no"]}}
         said_then = run(thinker.engine, replace(asked, params=params))["k"]
         assert "".join(output.text for output in said_then) in {"yes", "no"}
+
+    @pytest.mark.attack("W1")
+    def test_one_clients_dear_forms_hold_up_neither_the_engine_nor_the_forms_of_others(
+        self, thinker: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """1. one client asks for several forms, and the check of each takes very long
+        2. others are answered meanwhile, with a small form and without any
+        3. the engine's own thread has checked none, and the first client is answered in the end
+        """
+        from vllm.v1.structured_output import backend_guidance
+
+        engine, check = thinker.engine, backend_guidance.validate_guidance_grammar
+        may_end, checked_in, said = threading.Event(), set[int](), dict[str, list[EngineOutput]]()
+
+        def check_slowly(params: Any, *given: Any, **more: Any) -> None:
+            checked_in.add(threading.get_ident())
+            if params.structured_outputs.choice == ["dear"]:
+                may_end.wait(20)
+            check(params, *given, **more)
+
+        monkeypatch.setattr(backend_guidance, "validate_guidance_grammar", check_slowly)
+        dear = {"max_tokens": 4, "structured_outputs": {"choice": ["dear"]}}
+        for number in range(8):
+            engine.add(replace(ask_thinker(f"dear {number}"), params=dear, client="many"))
+        small = {"max_tokens": 4, "structured_outputs": {"choice": ["yes", "no"]}}
+        engine.add(replace(ask_thinker("small"), params=small, client="few"))
+        engine.add(ask_thinker("none"))
+        began_s = time.monotonic()
+        while not all(each in said and said[each][-1].finished for each in ("small", "none")):
+            for output in engine.step():
+                said.setdefault(output.key, []).append(output)
+        assert time.monotonic() - began_s < 20
+        assert set(said) == {"small", "none"}
+        may_end.set()
+        assert "".join(output.text for output in said["small"]) in {"yes", "no"}
+        assert said["none"][-1].finish_reason == "length"
+        ended = {output.key: output for output in drain(engine) if output.finished}
+        assert {key for key in ended if key.startswith("dear")} == {f"dear {number}" for number in range(8)}
+        assert all(output.error is None for output in ended.values())
+        assert checked_in
+        assert threading.get_ident() not in checked_in
 
     @pytest.mark.attack("E6")
     def test_forms_are_compiled_with_the_cpu_that_the_engine_leaves(self, thinker: Subject) -> None:

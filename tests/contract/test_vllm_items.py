@@ -20,6 +20,7 @@ from PIL import Image
 from hub.api.routes import build_app
 from omni_discovery.deploy.document import DeployConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import StageRequest, create_engine
 from stage_runtime.engines.media.items import PICTURES, take_items
 from stage_runtime.engines.vllm.engine import VllmEngine
@@ -355,12 +356,14 @@ class TestLooker:
         self, looker: VllmEngine
     ) -> None:
         url = data_url(picture("red"))
-        with pytest.raises(InvalidRequestError, match="image"):
-            looker.add(ask("two", shown(url), shown(url), TEXT))
+        two = ask("two", shown(url), shown(url), TEXT)
+        for asked, named in ((two, "image"), (replace(ask("s", shown(url), TEXT), segment=0), "segments")):
+            (end,) = run(looker, asked)[asked.key]
+            assert end.error is not None
+            assert end.error[0] == FailureKind.INVALID
+            assert named in end.error[1]
         for items in ({"audio": [1.0]}, {"image": "x"}):
             payloads = {0: {"token_ids": [30, 31], "multi_modal_data": items}}
             with pytest.raises(InvalidRequestError):
                 looker.add(replace(ask("bad"), inputs={}, payloads=payloads))
-        with pytest.raises(InvalidRequestError, match="segments"):
-            looker.add(replace(ask("s", shown(url), TEXT), segment=0))
         assert len(tokens(run(looker, ask("ok", TEXT))["ok"])) == 12

@@ -269,6 +269,7 @@ class Generation:
                 request_id=request_id,
                 label=exchange.label,
                 key=exchange.key,
+                client=exchange.client,
                 modalities=ask.modalities,
                 params=ask.params,
                 timeout_s=fields.timeout,

@@ -387,6 +387,7 @@ class _Connection:
             request_id=f"{exchange.request_id}-{begin.response_id.rpartition('_')[2]}",
             label=exchange.label,
             key=exchange.key,
+            client=exchange.client,
             modalities=chat.modalities,
             params=params,
             received_s=time.perf_counter(),

@@ -148,6 +148,7 @@ class OmniEngineClient(ServingHub, StageControl, EngineClient):
             request_id=request_id,
             label=exchange.label,
             key=exchange.key,
+            client=exchange.client,
             modalities=[self._modality],
             params=params,
             **more,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,6 +14,8 @@ from stage_runtime.engines.base import EngineOutput, Report
 from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
+from stage_runtime.engines.vllm.forms.checking import check_forms_once
+from stage_runtime.engines.vllm.forms.threads import FormThreads, put_forms_behind_engine
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
     Model,
@@ -20,7 +23,6 @@ from stage_runtime.engines.vllm.load import (
     describe_model,
     details_of,
     load_llm,
-    put_forms_behind_engine,
     rendezvous_removed,
     take_allow_rpc,
     usual_capacity,
@@ -48,7 +50,8 @@ class LlmStage:
         self._capacity = usual_capacity(self._args)
         #: The LLMEngine; None before ``load`` and after ``close``.
         self._llm: Any = None
-        # The next three are there once the engine has loaded.
+        # The next four are there once the engine has loaded.
+        self._form_threads: FormThreads
         self._model: Model
         self._runs: Runs
         self._adapters: Adapters
@@ -56,6 +59,8 @@ class LlmStage:
         self._due: list[EngineOutput] = []
         #: Requests whose prompt is long and being read.
         self._reader = PromptReader()
+        #: When the next request with items may begin, if others run.
+        self._items_due_s = 0.0
 
     @property
     def capacity(self) -> int:
@@ -92,6 +97,7 @@ class LlmStage:
         if llm is not None:
             with rendezvous_removed():
                 llm.engine_core.shutdown()
+            self._form_threads.shutdown(wait=False, cancel_futures=True)
 
     def _load(self, report: Report, arguments: Mapping[str, Any]) -> None:
         """Load the LLMEngine with these arguments and read what its model is. Raise ConfigError."""
@@ -100,7 +106,8 @@ class LlmStage:
 
         report("loading the model", 0.4)
         self._llm = load_llm(self._stage, arguments)
-        put_forms_behind_engine(self._llm)
+        check_forms_once()
+        self._form_threads = put_forms_behind_engine(self._llm)
         give_draws_back(self._llm)
         count_ranks_plainly(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
@@ -115,8 +122,10 @@ class LlmStage:
         self._runs.warm_up(params)
 
     def _start_those_read(self) -> None:
-        for reading in self._reader.take_read(waits=not (self._runs or self._due)):
-            key = reading.request.key
+        is_idle = not (self._runs or self._due)
+        with_items = is_idle or time.monotonic() >= self._items_due_s
+        for reading in self._reader.take_read(waits=is_idle, with_items=with_items):
+            key, began_s = reading.request.key, time.monotonic()
             try:
                 self._start_read(reading, reading.prompt.result())
             except Exception as error:
@@ -125,9 +134,12 @@ class LlmStage:
                     logger.exception("engine.add_failed request=%s", reading.request.request_id)
                 self._drop(key)
                 self._due.append(EngineOutput(key, error=error_of(error)))
+            if reading.has_items:
+                # The others have the engine as long, before the next one begins.
+                self._items_due_s = 2 * time.monotonic() - began_s
 
-    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
-        """Start a request whose prompt was read in a thread. Raise what ``add`` raises."""
+    def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
+        """Start a request whose prompt was read, or its form checked, in a thread. Raise what ``add`` raises."""
         raise NotImplementedError
 
     def _drop(self, key: str) -> None:

@@ -7,6 +7,7 @@ and GPU builds; ``engine_args`` go to vLLM as they are, but for ``handoff``, ``p
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,6 +23,8 @@ from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
+from stage_runtime.engines.vllm.forms.checking import check_form
+from stage_runtime.engines.vllm.forms.threads import forms_of
 from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, HiddenStates
 from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
@@ -105,7 +108,7 @@ class VllmEngine(LlmStage):
         if tools is not None:
             asked |= self._calls.params(tools)
         lora = self._adapters.named(asked.pop("lora", None))
-        params = sampling_params(token_sampling(asked), self._model.vocab_size)
+        params = sampling_params(token_sampling(asked, checks_form=False), self._model.vocab_size)
         check_runner_bounds(params, self._llm.vllm_config)
         if params.structured_outputs is not None and not self._model.makes_forms:
             raise InvalidRequestError(_NO_FORMS)
@@ -113,7 +116,7 @@ class VllmEngine(LlmStage):
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:
             self._partial[request.key] = PartialPrompt.of(request, params, lora)
-        elif not self._reader.read_long(request, params, lora, self._model, self._earlier.get(request.key, [])):
+        elif not self._read_aside(request, params, lora):
             self._start_request(request, params, lora)
 
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
@@ -128,7 +131,10 @@ class VllmEngine(LlmStage):
             return
         self._read_ahead.stop(key)
         del self._partial[key]
-        self._start_request(whole, partial.params, partial.lora, is_paused=partial.is_paused)
+        if self._read_aside(whole, partial.params, partial.lora):
+            self._reader.pause(key, paused=partial.is_paused)
+        else:
+            self._start_request(whole, partial.params, partial.lora, is_paused=partial.is_paused)
 
     def pause(self, key: str, paused: bool) -> bool:
         """See PieceEngine. An answer that could not be continued exactly is not paused."""
@@ -171,7 +177,17 @@ class VllmEngine(LlmStage):
             hidden.close()
         super().close()
 
-    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
+    def _read_aside(self, request: StageRequest, params: Any, lora: Any) -> bool:
+        """Whether the request begins later: its prompt is long, or its answer is to have a form."""
+        earlier = self._earlier.get(request.key, [])
+        if params.structured_outputs is None:
+            return self._reader.read_long(request, params, lora, self._model, earlier)
+        check = functools.partial(check_form, params, self._llm.vllm_config, self._model.tokenizer)
+        with forms_of(request.client):
+            self._reader.read_behind(check, self._form_threads, request, params, lora, self._model, earlier)
+        return True
+
+    def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
         self._start_request(reading.request, reading.params, reading.lora, is_paused=reading.is_paused, read=prompt)
 
     def _has_work(self) -> bool:
@@ -212,7 +228,9 @@ class VllmEngine(LlmStage):
         answer.given = len(answer.token_ids)
         self._pd.prepare(request, params)
         try:
-            answer.rows = self._runs.start(request.key, prompt, params, request.priority, answer.lora, request.trace)
+            answer.rows = self._runs.start(
+                request.key, prompt, params, request.priority, answer.lora, request.trace, request.client
+            )
         except InvalidRequestError as error:
             if not answer.token_ids:
                 raise

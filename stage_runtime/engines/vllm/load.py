@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +19,7 @@ from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
 from omni_discovery.text import essence
 from stage_runtime.engines.base import check_model_folder, checked_args
-from stage_runtime.engines.errors import is_panic, lacks_memory
+from stage_runtime.engines.errors import lacks_memory
 from stage_runtime.engines.files import check_model_files
 from stage_runtime.engines.process_group import seal_single_rank_groups
 from stage_runtime.engines.tokens import BoundedTokenizer
@@ -32,8 +29,6 @@ _USUAL_CAPACITY: Final = 256
 #: What makes answers of a form unless the document says otherwise. Each of its tokens takes milliseconds, where a form
 #: of a hundred bytes holds the engine of vLLM's own choice for minutes.
 _FORMS_BY: Final = "guidance"
-#: Added to the nice value of threads that compile forms of answers: beside a busy thread they get a tenth of a CPU.
-_FORMS_NICE: Final = 10
 
 
 def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
@@ -107,41 +102,6 @@ def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:
     if llm.vllm_config.model_config.runner_type == "pooling" and given.get("runner") != "pooling":
         raise ConfigError(f"stage {stage.stage_id}: this model pools, as vLLM has it: set final_output: embedding")
     return llm
-
-
-def put_forms_behind_engine(llm: Any) -> None:
-    """Have the threads that compile the forms of answers get the CPU that the engine leaves.
-
-    A form may ask for seconds of all CPUs, while the engine's own thread has to launch each of its steps.
-    """
-    core = getattr(getattr(llm, "engine_core", None), "engine_core", None)
-    manager: Any = getattr(core, "structured_output_manager", None)
-    if getattr(manager, "executor", None) is None:
-        return
-    manager.executor.shutdown(wait=False)
-    manager.executor = _FormThreads(max(1, (os.cpu_count() or 1) // 2), "omni-forms", _lower_priority)
-
-
-class _FormThreads(ThreadPoolExecutor):
-    """Threads in which a panic is an ordinary failure: vLLM then ends one request, and not its own step."""
-
-    def submit(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        return super().submit(_without_panic, act, *args, **kwargs)
-
-
-def _without_panic(act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    try:
-        return act(*args, **kwargs)
-    except BaseException as error:
-        if is_panic(error):
-            raise RuntimeError(f"a library panicked: {error}") from error
-        raise
-
-
-def _lower_priority() -> None:
-    # On Linux that is the priority of this thread, and of those that it starts.
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _FORMS_NICE))
 
 
 @dataclass(frozen=True, slots=True)

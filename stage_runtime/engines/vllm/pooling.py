@@ -109,8 +109,10 @@ class VllmPoolingEngine(LlmStage):
         self._runs.start(request.key, prompt.with_answer(()), params, request.priority, lora, request.trace)
         self._asked[request.key] = _Asked(len(prompt), bool(request.next_stages))
 
-    def _start_read(self, reading: Reading, prompt: Prompt) -> None:
-        self._start(reading.request, reading.params, reading.lora, prompt)
+    def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
+        request = reading.request
+        read = read_request(request, self._model, []) if prompt is None else prompt
+        self._start(request, reading.params, reading.lora, read)
 
     def _drop(self, key: str) -> None:
         self._asked.pop(key, None)

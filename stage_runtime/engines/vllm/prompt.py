@@ -5,15 +5,15 @@ Pictures for a multimodal model come with the request, in messages or beside the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.media.items import BESIDE, PICTURES, take_items
+from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
@@ -58,8 +58,11 @@ class Reading:
     request: StageRequest
     params: Any
     lora: Any
-    prompt: Future[Prompt]
+    #: None if the engine's thread is to read it: only the form of the answer was checked.
+    prompt: Future[Prompt | None]
     is_paused: bool = False
+    #: Whether it brings pictures or other items, see ``PromptReader.take_read``.
+    has_items: bool = False
 
 
 class PromptReader:
@@ -68,6 +71,8 @@ class PromptReader:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "PromptReader")
         self._readings: dict[str, Reading] = {}
+        #: Whose items were taken last.
+        self._last_client = ""
 
     def __len__(self) -> int:
         return len(self._readings)
@@ -76,24 +81,68 @@ class PromptReader:
         return key in self._readings
 
     def read_long(self, request: StageRequest, params: Any, lora: Any, model: Model, earlier: Sequence[int]) -> bool:
-        """Whether the request's prompt is long; then it is being read from now on."""
-        if request.payloads or not is_long(request.inputs):
+        """Whether the request's prompt is long, or brings items; then it is being read from now on, or waits for its
+        turn.
+        """
+        if brings_items(request, model):
+            self.hold(request, params, lora)
+            return True
+        if not _is_long(request):
             return False
-        prompt = self._thread.submit(read_request, request, model, earlier)
+        prompt: Future[Prompt | None] = self._thread.submit(read_request, request, model, earlier)
         self._readings[request.key] = Reading(request, params, lora, prompt)
         return True
+
+    def read_behind(
+        self,
+        check: Callable[[], None],
+        threads: Executor,
+        request: StageRequest,
+        params: Any,
+        lora: Any,
+        model: Model,
+        earlier: Sequence[int],
+    ) -> None:
+        """Read the request's prompt, if it is long, behind a check that the threads make. Whatever that raises."""
+
+        def read() -> Prompt | None:
+            check()
+            is_read_here = _is_long(request) and not brings_items(request, model)
+            return read_request(request, model, earlier) if is_read_here else None
+
+        reading = Reading(request, params, lora, threads.submit(read), has_items=brings_items(request, model))
+        self._readings[request.key] = reading
+
+    def hold(self, request: StageRequest, params: Any, lora: Any) -> None:
+        """Have a request with items wait for its turn, see ``take_read``."""
+        is_read: Future[Prompt | None] = Future()
+        is_read.set_result(None)
+        self._readings[request.key] = Reading(request, params, lora, is_read, has_items=True)
 
     def pause(self, key: str, *, paused: bool) -> None:
         """The request is to begin paused, or not. Unknown keys are ignored."""
         if key in self._readings:
             self._readings[key].is_paused = paused
 
-    def take_read(self, *, waits: bool) -> list[Reading]:
-        """The requests whose prompts are read, or can't be. ``waits``: for a moment, if there are none yet."""
+    def take_read(self, *, waits: bool, with_items: bool = True) -> list[Reading]:
+        """The requests whose prompts are read, or can't be. ``waits``: for a moment, if there are none yet.
+
+        With items there is one at most, and none unless ``with_items``: to unpack a picture of a few KB, and prepare it
+        for the model, may take the engine's thread a second. Two of one client come one after the other only if nobody
+        else has any.
+        """
         if self._readings and waits:
             wait([each.prompt for each in self._readings.values()], _PAUSE_S, FIRST_COMPLETED)
-        done = [key for key, each in self._readings.items() if each.prompt.done()]
-        return [self._readings.pop(key) for key in done]
+        done = [each for each in self._readings.values() if each.prompt.done()]
+        taken = [each for each in done if not each.has_items]
+        waiting = [each for each in done if each.has_items] if with_items else []
+        if waiting:
+            others = (each for each in waiting if each.request.client != self._last_client)
+            taken.append(next(others, waiting[0]))
+            self._last_client = taken[-1].request.client
+        for each in taken:
+            del self._readings[each.request.key]
+        return taken
 
     def stop(self, key: str) -> bool:
         """Forget a request; return whether it was known. Its prompt is read to its end if that has begun."""
@@ -106,6 +155,15 @@ class PromptReader:
         """Forget all requests, and end the thread."""
         self._readings.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def brings_items(request: StageRequest, model: Model) -> bool:
+    """Whether a client's request has pictures or other items for a model that takes some."""
+    return model.takes_items and not request.payloads and has_items(request.inputs)
+
+
+def _is_long(request: StageRequest) -> bool:
+    return not request.payloads and is_long(request.inputs)
 
 
 def salt_of(request: StageRequest) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.errors import is_panic, lacks_memory
+from stage_runtime.engines.vllm.forms.checking import form_errors
+from stage_runtime.engines.vllm.forms.threads import forms_of
 from stage_runtime.engines.vllm.handoff import HiddenStates, Rows
 
 
@@ -32,27 +32,26 @@ class Runs:
         self.run_ended("warm-up")
 
     def start(
-        self, name: str, prompt: Mapping[str, Any], params: Any, priority: int = 0, lora: Any = None, trace: str = ""
+        self,
+        name: str,
+        prompt: Mapping[str, Any],
+        params: Any,
+        priority: int = 0,
+        lora: Any = None,
+        trace: str = "",
+        client: str = "",
     ) -> Rows | None:
         """Have vLLM begin a run; returns where its hidden states will be, None if none are recorded for it.
 
-        Lower ``priority`` goes first; ``trace`` is a W3C traceparent or empty. Raise InvalidRequestError if vLLM
-        refuses the prompt or the parameters.
+        Lower ``priority`` goes first; ``trace`` is a W3C traceparent or empty; ``client`` has turns with others, see
+        ``FormThreads``. Raise InvalidRequestError if vLLM refuses the prompt or the parameters.
         """
-        from vllm.exceptions import VLLMValidationError
-
         more: dict[str, Any] = {"priority": priority} if self._takes_priority else {}
         if trace:
             more["trace_headers"] = {"traceparent": trace}
-        try:
+        # vLLM has the form of the answer compiled from here on.
+        with form_errors(params), forms_of(client):
             vllm_name = self._llm.add_request(name, prompt, params, lora_request=lora, **more)
-        except (ValueError, VLLMValidationError) as error:
-            raise InvalidRequestError(str(error)) from error
-        except BaseException as error:
-            # vLLM compiles the form of the answer here, to check it, with libraries that raise anything.
-            if getattr(params, "structured_outputs", None) is None or not _is_of_form(error):
-                raise
-            raise InvalidRequestError(f"structured_outputs: the engine can't read this form: {_line(error)}") from error
         self._names[name] = vllm_name
         # A request reads no prefix cache exactly if the hidden states of all its tokens are wanted, or its prompt's
         # log probabilities; in the second case the recorded rows are dropped with the run.
@@ -72,11 +71,3 @@ class Runs:
         vllm_name = self._names.pop(name, None)
         if self._hidden is not None and vllm_name is not None:
             self._hidden.drop_rows(vllm_name)
-
-
-def _is_of_form(error: BaseException) -> bool:
-    return is_panic(error) or (isinstance(error, Exception) and not lacks_memory(error))
-
-
-def _line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -186,7 +186,9 @@ class PipelineClient(ServingHub, PeerAsyncOmni):  # type: ignore[misc, unused-ig
         self, inner_id: str, inputs: Mapping[str, Any], more: Mapping[str, Any]
     ) -> AsyncGenerator[OmniOutput, None]:
         exchange = current_exchange()
-        outputs = self._omni.generate(inputs, request_id=inner_id, label=exchange.label, key=exchange.key, **more)
+        outputs = self._omni.generate(
+            inputs, request_id=inner_id, label=exchange.label, key=exchange.key, client=exchange.client, **more
+        )
         try:
             async with in_flight(), aclosing(outputs):
                 async for output in outputs:

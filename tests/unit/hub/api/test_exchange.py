@@ -166,3 +166,20 @@ def test_the_line_of_a_failed_request_names_the_replicas_that_were_tried() -> No
     nobody.note_error(ConfigError("no request"))
     nobody.note_error(EngineFailedError("never sent"))
     assert nobody.replicas == ""
+
+
+@pytest.mark.attack("W1")
+def test_a_client_is_called_the_same_each_time_and_nothing_tells_who_it_is() -> None:
+    """By its key, where it has one; else by its address, or its network."""
+    asked = [("", "10.0.0.1"), ("", "10.0.0.2"), ("", "fd00:1::1"), ("", "fd00:1::2"), ("ops", "10.0.0.1")]
+    called: list[str] = []
+    for key, host in asked * 2:
+        exchange = Exchange(host=host)
+        exchange.key = key
+        called.append(exchange.client)
+    first, second = called[:5], called[5:]
+    assert first == second
+    assert first[2] == first[3]
+    assert len(set(first)) == 4
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in first)
+    assert Exchange().client == ""

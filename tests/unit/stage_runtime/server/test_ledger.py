@@ -89,3 +89,5 @@ def test_work_is_due_by_our_own_clock_and_awaits_more_input_only_where_it_was_sa
     assert (work.key, work.owner, work.attempt, work.priority) == (ticket.key, ticket.owner, 2, -1)
     assert (work.accepted_at_s, work.deadline_s, work.segment) == (100.0, 107.0, None)
     assert work_of(ticket, wire.Submit(epoch=5, request_id="r", segmented=True), 100.0).segment == 0
+    assert work.client == ""
+    assert work_of(ticket, wire.Submit(epoch=5, request_id="r", client="7a"), 100.0).client == "7a"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +11,8 @@ import pytest
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm.load import engine_args_of, may_have_forms, put_forms_behind_engine
+from stage_runtime.engines.vllm.load import engine_args_of, may_have_forms
 from stage_runtime.engines.vllm.runs import Runs
-from tests.support.panics import panic
 
 STAGE = StageConfig(stage_id=3, engine="vllm", model="m")
 
@@ -72,25 +70,3 @@ def test_vllm_gets_the_span_of_a_request_that_is_traced(monkeypatch: pytest.Monk
     runs.start("a", {"prompt": "x"}, None, trace="00-7-7-01")
     runs.start("b", {"prompt": "x"}, None)
     assert told == [{"lora_request": None, "trace_headers": {"traceparent": "00-7-7-01"}}, {"lora_request": None}]
-
-
-@pytest.mark.attack("L1")
-def test_a_panic_in_a_thread_of_forms_is_an_exception_there() -> None:
-    """VLLM ends one request for that; what is no Exception ended its step."""
-    manager = SimpleNamespace(executor=ThreadPoolExecutor(1))
-    put_forms_behind_engine(SimpleNamespace(engine_core=SimpleNamespace(engine_core=core_of(manager))))
-
-    def raise_it(error: BaseException) -> None:
-        raise error
-
-    with manager.executor as threads:
-        assert threads.submit(str, 7).result() == "7"
-        with pytest.raises(RuntimeError, match="a library panicked: unclosed group"):
-            threads.submit(raise_it, panic("unclosed group")).result()
-        for other in (ValueError("no"), SystemExit()):
-            with pytest.raises(type(other)):
-                threads.submit(raise_it, other).result()
-
-
-def core_of(manager: Any) -> Any:
-    return SimpleNamespace(structured_output_manager=manager)

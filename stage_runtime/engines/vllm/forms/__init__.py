@@ -1,0 +1,1 @@
+"""Forms of answers: checked and compiled beside the engine, the clients' in turn."""
