@@ -13,6 +13,7 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report
 from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.errors import error_of, failure_kind
+from stage_runtime.engines.ranks import count_ranks_plainly
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.engines.vllm.forms.checking import check_forms_once
 from stage_runtime.engines.vllm.forms.threads import FormThreads, put_forms_behind_engine
@@ -28,7 +29,6 @@ from stage_runtime.engines.vllm.load import (
     usual_capacity,
 )
 from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading
-from stage_runtime.engines.vllm.ranks import count_ranks_plainly
 from stage_runtime.engines.vllm.runs import Runs
 
 logger = logging.getLogger(__name__)

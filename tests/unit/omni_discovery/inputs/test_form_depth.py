@@ -142,7 +142,7 @@ def test_usual_references_and_circles_are_fine(schema: Any) -> None:
 
 def test_a_circle_counts_once_and_what_it_leads_to_behind_it() -> None:
     """100 levels in a circle, then a chain: refused exactly where both together are too long."""
-    circle = {f"c{k}": {"items": {"$ref": f"#/$defs/c{(k + 1) % 50}"}} for k in range(50)}
+    circle: dict[str, Any] = {f"c{k}": {"items": {"$ref": f"#/$defs/c{(k + 1) % 50}"}} for k in range(50)}
     circle["c7"] = {"anyOf": [circle["c7"], {"$ref": "#/$defs/a0"}]}
     for count in (100, 300):
         schema = SCHEMAS["ref"](count)
