@@ -181,4 +181,4 @@ def test_a_client_whose_reads_pass_by_the_quorum_is_found_out(
     others = ",".join(member.endpoint for member in cluster.members if member is not victim)
     log = asyncio.run(write_and_read(others, victim.endpoint, connect, lambda: cluster.cut_off(victim)))
     (history,) = log.histories().values()
-    assert check(KEY, history).is_linearizable is is_linearizable
+    assert check(KEY, history).is_linearizable is is_linearizable, "\n".join(map(str, history))
