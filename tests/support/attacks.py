@@ -8,6 +8,7 @@ markers.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -374,6 +375,7 @@ ATTACKS: Final = (
 NOT_YET: Final[Mapping[str, str]] = {}
 
 
+@functools.cache
 def marked() -> Mapping[str, frozenset[str]]:
     """Files of tests by the row that a test of theirs is marked with; by reading them, not by importing them."""
     found: dict[str, set[str]] = {}
