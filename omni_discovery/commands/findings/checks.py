@@ -414,17 +414,17 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     """Check that replicas on other hosts can reach the addresses at which connectors hand over."""
     infos = sorted(evidence.view.replicas.values(), key=lambda info: (info.stage_id, info.replica_id))
     # By stage and host: a record that went through all others for each of its edges would take hours of ten thousand.
-    hosts: defaultdict[int, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    hosts: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for info in infos:
         if info.host:
-            hosts[info.stage_id][info.host].append(_name(info))
+            hosts[str(info.stage_id)][info.host].append(_name(info))
     count = 0
     for info in infos:
         for edge, where in islice(info.connectors.items(), _MOST_EDGES):
-            stage_id, host = _end_of(edge, info), where.get("host") if isinstance(where, Mapping) else None
-            if stage_id not in hosts or not isinstance(host, str):
+            (begin, _, end), host = edge.partition("-"), where.get("host") if isinstance(where, Mapping) else None
+            if begin != str(info.stage_id) or end not in hosts or not isinstance(host, str):
                 continue
-            apart = _elsewhere(hosts[stage_id], info.host)
+            apart = _elsewhere(hosts[end], info.host)
             if not apart or not is_loopback(host):
                 continue
             count += 1
@@ -436,13 +436,6 @@ def _handoffs(evidence: Evidence) -> Iterator[Finding]:
     if count > _MOST_MISMATCHED:
         text = f"{count - _MOST_MISMATCHED} more hand over at loopback, out of reach of replicas elsewhere"
         yield Finding(Grade.PROBLEM, "hand-off", text)
-
-
-def _end_of(edge: str, info: ReplicaInfo) -> int:
-    """The stage to which an edge of a replica's stage leads; -1 for what is none."""
-    begin, _, end = edge.partition("-")
-    is_one = begin == str(info.stage_id) and end.isascii() and end.isdigit() and len(end) <= _DIGITS
-    return int(end) if is_one and (end == "0" or end[0] != "0") else -1
 
 
 def _elsewhere(hosts: Mapping[str, Sequence[str]], own: str) -> list[str]:
