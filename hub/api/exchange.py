@@ -12,6 +12,7 @@ import logging
 import secrets
 import time
 from contextvars import ContextVar
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -88,8 +89,7 @@ class Exchange:
 
         Empty if nothing is known.
         """
-        name = client_name(self.key, self.host)
-        return blake2b(name.encode(), digest_size=8, key=_SECRET).hexdigest() if name else ""
+        return _word_of(self.key, self.host)
 
     @property
     def replicas(self) -> str:
@@ -114,6 +114,13 @@ def _count_nothing(_piece: bytes) -> None:
 
 def _place(replica: str) -> tuple[int, ...]:
     return tuple(int(number) for number in replica.split("/"))
+
+
+@lru_cache(maxsize=1024)
+def _word_of(key: str, host: str) -> str:
+    """Made once for the many requests of a client: one HTTP request may come to thousands."""
+    name = client_name(key, host)
+    return blake2b(name.encode(), digest_size=8, key=_SECRET).hexdigest() if name else ""
 
 
 def client_name(key: str, host: str) -> str:

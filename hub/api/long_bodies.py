@@ -131,7 +131,7 @@ class LongBodies:
     What is made of the bodies of requests under way may take ``most_held_bytes``.
     """
 
-    def __init__(self, app: ASGIApp, most_held_bytes: int = 2 << 30) -> None:
+    def __init__(self, app: ASGIApp, most_held_bytes: int) -> None:
         self._app = app
         self._held = HeldBodies(most_held_bytes)
         self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()

@@ -23,7 +23,7 @@ async def _nothing(*_: Any) -> Any:
 
 async def scopes_of(*clients: str) -> list[dict[str, Any]]:
     """A scope for each client, all of one server."""
-    turns = LongBodies(_nothing)
+    turns = LongBodies(_nothing, 2 << 30)
     scopes: list[dict[str, Any]] = [{"type": "http", "client": (client, 1)} for client in clients]
     for scope in scopes:
         await turns(scope, _nothing, _nothing)
@@ -172,7 +172,7 @@ async def test_what_is_made_of_a_body_counts_until_the_request_is_answered() -> 
         seen.put_nowait(scope["client"][0])
         await answered.wait()
 
-    server = LongBodies(serve)
+    server = LongBodies(serve, 2 << 30)
 
     async def ask(*clients: str) -> list[str]:
         """What becomes of a request of each of these clients, in any order."""
