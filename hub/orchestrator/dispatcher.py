@@ -407,7 +407,7 @@ class Dispatcher:
             return ev.DispatchRefused(action.stage_id, action.attempt, str(error))
         except SendFailedError as error:
             # The send queue is full for all requests, and the replica is not to blame.
-            pool.core.send_queue_full(info.input_addr, pool.now())
+            self._note_full(active, action.stage_id, info.input_addr)
             self._undo_pick(pool, binding)
             return ev.ReplicaLost(action.stage_id, action.attempt, str(error), may_have_run=False)
         return None
