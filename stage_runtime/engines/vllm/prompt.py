@@ -104,14 +104,14 @@ class PromptReader:
         earlier: Sequence[int],
     ) -> None:
         """Read the request's prompt, if it is long, behind a check that the threads make. Whatever that raises."""
+        with_items = brings_items(request, model)
 
         def read() -> Prompt | None:
             check()
-            is_read_here = _is_long(request) and not brings_items(request, model)
+            is_read_here = _is_long(request) and not with_items
             return read_request(request, model, earlier) if is_read_here else None
 
-        reading = Reading(request, params, lora, threads.submit(read), has_items=brings_items(request, model))
-        self._readings[request.key] = reading
+        self._readings[request.key] = Reading(request, params, lora, threads.submit(read), has_items=with_items)
 
     def hold(self, request: StageRequest, params: Any, lora: Any) -> None:
         """Have a request with items wait for its turn, see ``take_read``."""
