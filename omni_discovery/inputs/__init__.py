@@ -1,1 +1,1 @@
-"""What is decided of a client's input at hub and replica alike: what it may cost, and its seed."""
+"""What is decided of a client's input at hub and replica alike: its cost, its seed, and how long answers are read."""

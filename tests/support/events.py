@@ -180,6 +180,7 @@ def events_page(made: str, table: object) -> str:
 
 MEANINGS: Final[Mapping[str, str]] = {
     "admin.call": "an operator has called a method at the port for operators",
+    "api.calls_not_read": "a parser of vLLM's took too long to read an answer for calls, and it goes out as text",
     "api.route_closed": "the server of vLLM or vLLM-Omni has a route that this release does not know: it answers 501",
     "api_keys.bad_value": "a key of the API in etcd can't be read, and opens nothing",
     "api_keys.failed": "a bug: watching the keys of the API failed; it begins anew",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final
@@ -29,6 +29,8 @@ _LEAST_LEFT: Final = 1 / 3
 _ELLIPSIS: Final = "…"
 _OTHER_DOCUMENT: Final = "other document"
 _TEXT_CHARS: Final = 200
+#: Replicas that are shown, all stages together: a thousand are drawn in a quarter of a second, twice in each.
+MOST_ROWS: Final = 1000
 
 
 class Order(StrEnum):
@@ -92,6 +94,8 @@ class StageGroup:
     waiting: int | None
     pace: Pace
     rows: tuple[ReplicaRow, ...]
+    #: How many more match.
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,8 @@ def groups(moment: Moment, choice: Choice) -> list[StageGroup]:
                 tuple(in_order(shown, choice)),
             )
         )
-    return found
+    share = MOST_ROWS // max(1, len(found))
+    return [replace(each, rows=each.rows[:share], left_out=max(0, len(each.rows) - share)) for each in found]
 
 
 def _stages(view: View) -> dict[int, tuple[str, int]]:
@@ -231,7 +236,7 @@ def _state(info: ReplicaInfo, reports: HubReports | None, lease: LeaseTime | Non
     if tone is Tone.GOOD and not info.takes_new_work:
         tone = Tone.WARN
     said = ", ".join(words)
-    return tone, f"{said}: {one_line(info.reason)[:_TEXT_CHARS]}" if info.reason else said
+    return tone, f"{said}: {one_line(info.reason[:_TEXT_CHARS])}" if info.reason else said
 
 
 # ---- order and choice
@@ -382,7 +387,7 @@ def fitted(text: str, column: Column) -> str:
 # ---- the lines around the table
 
 
-def headline(moment: Moment, choice: Choice, namespace: str, problem: str = "") -> str:
+def headline(moment: Moment, choice: Choice, namespace: str, problem: str = "", left_out: int = 0) -> str:
     """What is shown: how fresh it is, of how many, and in which order."""
     view, traffic = moment.view, moment.traffic
     fresh = "view fresh"
@@ -400,6 +405,8 @@ def headline(moment: Moment, choice: Choice, namespace: str, problem: str = "") 
         parts.append(f"rollout: {left} of {len(view.replicas)} left")
     if traffic.hubs < traffic.known:
         parts.append(f"rates of {traffic.hubs} of {traffic.known} hubs")
+    if left_out:
+        parts.append(f"{_count(left_out, 'row')} left out: / filters")
     if choice.needle.strip():
         parts.append(f"filter {one_line(choice.needle)}")
     if problem:

@@ -129,7 +129,8 @@ class TopApp(App[None]):
         # Where there are more rows than lines, the bar that says so takes one column.
         lines = sum(1 + len(group.rows) for group in found)
         chosen = columns(width - (lines > rows.size.height))
-        head = headline(moment, self._choice, self._namespace, self.source.problem)
+        left_out = sum(group.left_out for group in found)
+        head = headline(moment, self._choice, self._namespace, self.source.problem, left_out)
         base.query_one("#head", Static).update(plain(_cut(head, width), "bold"))
         titles = " ".join(fitted(each.title, each) for each in chosen)
         base.query_one("#titles", Static).update(plain(titles.rstrip(), "underline"))

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -835,6 +836,36 @@ async def test_an_answer_that_is_read_for_too_long_ends_with_an_error_and_its_re
         again = await client.post("/v1/chat/completions", json=ask)
     assert "error" not in again.text
     assert '"finish_reason":"tool_calls"' in again.text
+
+
+#: A parser of vLLM's searches it for the end of a call in the square of its length: for about a minute.
+CALLS_WITHOUT_END = "functools[" * 40_000
+
+
+def call_without_end(replica: FakeReplica, submit: wire.Submit) -> None:
+    about = replica._about(submit)
+    replica.accept(submit)
+    replica.say(wire.Chunk(**about, seq=0, modality="text", text=CALLS_WITHOUT_END, token_ids=(7,)))
+    replica.done(submit, 1)
+
+
+@pytest.mark.attack("X1")
+async def test_a_whole_answer_that_takes_a_minute_to_be_read_for_calls_is_text(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After a second at most: all other clients wait meanwhile."""
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.server import VllmFrontend
+
+        frontend = VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser phi4_mini_json")
+    ask = {"model": "thinker", "messages": [{"role": "user", "content": "a"}], "tools": TOOLS}
+    async with serving(frontend, call_without_end) as (client, _):
+        began_s = time.thread_time()
+        answer = await client.post("/v1/chat/completions", json=ask, timeout=120)
+        assert time.thread_time() - began_s < 10
+    said = answer.json()["choices"][0]["message"]
+    assert (said["content"], said.get("tool_calls") or []) == (CALLS_WITHOUT_END, [])
+    assert "api.calls_not_read" in caplog.text
 
 
 @pytest.mark.attack("Q64")

@@ -22,7 +22,7 @@ IMPURE = {"asyncio", "threading", "zmq", "grpc", "time", "random", "os", "subpro
 PURE_FOLDERS = {
     "omni_discovery/records": (),
     "omni_discovery/wire": (),
-    "omni_discovery/inputs": (),
+    "omni_discovery/inputs": ("reading_time.py",),
     "omni_discovery/deploy": ("load.py",),
     "hub/request": (),
     "hub/pool": ("stage_pool.py",),

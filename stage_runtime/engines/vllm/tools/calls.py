@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.inputs.reading_time import ReadingTime, TookTooLongError
 from omni_discovery.inputs.tools import PARSER_ARG, AskedTools, asked_tools
 from omni_discovery.log_once import LogOnce
 from omni_discovery.wire import ToolAnswer, ToolCall
 from stage_runtime.engines.base import StageRequest, checked_args
-from stage_runtime.engines.vllm.tools.reading_time import ReadingTime, TookTooLongError
 
 if TYPE_CHECKING:
     from omni_discovery.deploy.document import StageConfig

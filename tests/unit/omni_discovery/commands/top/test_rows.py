@@ -255,3 +255,17 @@ def test_a_document_is_decoded_once_and_not_for_each_drawing_of_the_screen(monke
             assert groups(moment, Choice())
             assert headline(moment, Choice(), "n")
     assert len(decoded) <= 4
+
+
+@pytest.mark.attack("X2")
+def test_thousands_of_replicas_in_error_are_counted_and_only_some_are_drawn() -> None:
+    """1. each stage has its share of what is shown; 2. the headline counts the others; 3. a filter finds any of them"""
+    failed: dict[str, Any] = {"status": ReplicaStatus.ERROR, "reason": "é" * 999}
+    infos = [info(stage_id, at, **failed) for stage_id in (0, 1) for at in range(3000)]
+    moment = Moment(view(*infos), NOW)
+    found = groups(moment, Choice())
+    assert [(len(group.rows), group.left_out, group.registered) for group in found] == [(500, 2500, 3000)] * 2
+    assert "5000 rows left out: / filters" in headline(moment, Choice(), "n", left_out=5000)
+    [group] = groups(moment, Choice(needle="1/2999"))
+    assert [row.name for row in group.rows] == ["1/2999"]
+    assert max(len(row.state) for group in found for row in group.rows) < 250

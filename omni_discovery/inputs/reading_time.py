@@ -1,7 +1,8 @@
-"""ReadingTime: how long answers may be read for calls, in the thread that steps the engine.
+"""ReadingTime: how long answers may be read for calls, in a thread that has other work to do.
 
 vLLM's parsers search with regular expressions, some of which take the square of an answer's length. One that runs can
-be stopped by nothing but a signal, to the main thread: that is where a replica steps its engine.
+be stopped by nothing but a signal, to the main thread: that is where a replica steps its engine, and a hub runs its
+loop.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Interrupt(BaseException):
 
 
 class ReadingTime:
-    """The time for reading the answers of one engine. Used by one thread."""
+    """The time for reading answers of one engine, or in one hub. Used by one thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -57,6 +58,16 @@ class ReadingTime:
             raise TookTooLongError(f"{len(text)} characters, {time.thread_time() - began_s:.2f} s") from None
         finally:
             self._spare_s = max(0.0, self._spare_s - max(0.0, time.thread_time() - began_s - least_s))
+
+    def read_within(self, most_s: float, act: Callable[[], _Made]) -> _Made:
+        """What ``act`` returns, whatever other answers have taken. Raise TookTooLongError once it takes longer."""
+        if threading.current_thread() is not threading.main_thread():
+            return act()
+        self._take_signal()
+        try:
+            return self._interrupted(most_s, act)
+        except _Interrupt:
+            raise TookTooLongError(f"{most_s:g} s") from None
 
     def _interrupted(self, after_s: float, act: Callable[[], _Made]) -> _Made:
         """Call ``act``; raise _Interrupt once the process has computed for so long."""

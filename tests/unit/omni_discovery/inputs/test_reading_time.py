@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from stage_runtime.engines.vllm.tools.reading_time import ReadingTime, TookTooLongError
+from omni_discovery.inputs.reading_time import ReadingTime, TookTooLongError
 
 #: Searched for what it does not hold in the square of its length: about a minute.
 LONG = "<a>" * 40_000
