@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -351,6 +352,32 @@ class TestLooker:
         said += drain(looker)
         assert tokens(said) == tokens(whole)
         assert said[-1].usage == whole[-1].usage
+
+    @pytest.mark.attack("X3")
+    def test_others_go_on_while_a_picture_of_many_pixels_is_prepared(self, looker: VllmEngine) -> None:
+        """Of 60 KB, it is 54 million pixels. 1. no step takes half as long; 2. of its pixels, none are kept"""
+        huge = ask("huge", shown({"url": data_url(picture("red", 7400))}), TEXT)
+        began_s = time.monotonic()
+        run(looker, huge)
+        alone_s = time.monotonic() - began_s
+        looker.add(replace(huge, key="again"))
+        steps_s: list[float] = []
+        said: dict[str, list[Any]] = {}
+        while looker.has_unfinished():
+            if not looker._runs:
+                looker.add(ask(f"other {len(said)}", TEXT))
+            began_s = time.monotonic()
+            for output in looker.step():
+                said.setdefault(output.key, []).append(output)
+                if output.key == "again":
+                    assert looker._answers.get("again") is None or not looker._answers["again"].prompt.items
+            steps_s.append(time.monotonic() - began_s)
+            if "again" in said and said["again"][-1].finish_reason:
+                break
+        drain(looker)
+        assert len(tokens(said["again"])) == 12
+        assert max(steps_s) < alone_s / 2
+        assert len(said) > 2
 
     def test_more_or_other_items_than_the_model_takes_are_refused_and_the_engine_lives(
         self, looker: VllmEngine

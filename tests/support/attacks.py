@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVW")
+KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVWX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +368,10 @@ ATTACKS: Final = (
     ),
     Attack("V9", "a deploy document of a megabyte, before omni top", "decoded once"),
     Attack("W1", "sixty small bodies with dear forms, before others' requests", "checked aside, the clients' in turn"),
-    Attack("W2", "pictures of a few KB that unpack to 36 million pixels", "begin one by one, with rests between"),
+    Attack("W2", "pictures of a few KB that unpack to 36 million pixels", "prepared one by one"),
+    Attack("X1", "a whole answer that a parser of vLLM's server reads for a minute", "text, after a second at most"),
+    Attack("X2", "thousands of replicas in error, before omni top", "a thousand rows are drawn, the others counted"),
+    Attack("X3", "a picture of a few KB and 64 million pixels, beside others' requests", "prepared beside the engine"),
 )
 
 #: Rows without a test, and why.

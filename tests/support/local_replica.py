@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -110,6 +111,9 @@ class LocalReplica:
         self.loop.jobs.put(job)
 
     def _run(self) -> None:
+        if torch := sys.modules.get("torch"):
+            # How many threads torch uses here is settled now, and not between two calls of a kernel that counts them.
+            torch.get_num_threads()
         while not self._closing.is_set():
             self.loop.turn()
 

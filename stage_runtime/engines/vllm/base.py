@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from omni_discovery.deploy.document import StageConfig
@@ -29,7 +29,7 @@ from stage_runtime.engines.vllm.load import (
     usual_capacity,
 )
 from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading
-from stage_runtime.engines.vllm.runs import Runs
+from stage_runtime.engines.vllm.runs import Runs, prepare_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +57,8 @@ class LlmStage:
         self._adapters: Adapters
         #: Outputs for the next step that vLLM has no part in: aborts, and answers that were over already.
         self._due: list[EngineOutput] = []
-        #: Requests whose prompt is long and being read.
+        #: Requests whose prompt is long, or has pictures, and being read.
         self._reader = PromptReader()
-        #: When the next request with items may begin, if others run.
-        self._items_due_s = 0.0
 
     @property
     def capacity(self) -> int:
@@ -118,14 +116,13 @@ class LlmStage:
     def _warm_up(self, report: Report, params: Any, hidden: HiddenStates | None = None) -> None:
         """Be ready to start runs, and send one through the whole engine."""
         self._runs, self._adapters = Runs(self._llm, hidden), Adapters(self._llm)
+        self._reader.prepare = partial(prepare_prompt, self._llm)
         report("warming up", 0.9)
         self._runs.warm_up(params)
 
     def _start_those_read(self) -> None:
-        is_idle = not (self._runs or self._due)
-        with_items = is_idle or time.monotonic() >= self._items_due_s
-        for reading in self._reader.take_read(waits=is_idle, with_items=with_items):
-            key, began_s = reading.request.key, time.monotonic()
+        for reading in self._reader.take_read(waits=not (self._runs or self._due)):
+            key = reading.request.key
             try:
                 self._start_read(reading, reading.prompt.result())
             except Exception as error:
@@ -134,9 +131,6 @@ class LlmStage:
                     logger.exception("engine.add_failed request=%s", reading.request.request_id)
                 self._drop(key)
                 self._due.append(EngineOutput(key, error=error_of(error)))
-            if reading.has_items:
-                # The others have the engine as long, before the next one begins.
-                self._items_due_s = 2 * time.monotonic() - began_s
 
     def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
         """Start a request whose prompt was read, or its form checked, in a thread. Raise what ``add`` raises."""

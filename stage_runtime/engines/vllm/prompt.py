@@ -15,12 +15,14 @@ from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
+from stage_runtime.engines.vllm.forms.threads import lower_priority
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
 
 #: Names in a hand-off that hold a prompt; the first that is there counts. Embeds only with ``enable_prompt_embeds``.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
-_IDS: Final = ("prompt_token_ids", "token_ids")
+_TOKENS: Final = "prompt_token_ids"
+_IDS: Final = (_TOKENS, "token_ids")
 _ITEMS: Final = "multi_modal_data"
 #: How long a step waits for a prompt, if there is nothing else to do.
 _PAUSE_S: Final = 0.002
@@ -31,23 +33,27 @@ class Prompt:
     """Token ids, or in their place ``embeds``, a tensor of floats with the shape (tokens, hidden size).
 
     ``items`` are pictures, sound and other inputs of the model, in the form of vLLM's ``multi_modal_data``; vLLM puts
-    them in place of the placeholder tokens. The prefix cache is shared by prompts with the same ``salt``.
+    them in place of the placeholder tokens. The prefix cache is shared by prompts with the same ``salt``. ``prepared``
+    is what vLLM has made of all that already, see ``runs.prepare_prompt``: then ``items`` are empty.
     """
 
     token_ids: Sequence[int] = field(default_factory=list)
     embeds: Any = None
     items: Mapping[str, Any] | None = None
     salt: str = ""
+    prepared: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids) if self.embeds is None else int(self.embeds.shape[0])
 
     def with_answer(self, token_ids: Sequence[int]) -> dict[str, Any]:
         """The prompt as vLLM takes it, followed by the answer so far. Nothing can follow embeds."""
+        if self.prepared is not None:
+            return {**self.prepared, _TOKENS: [*self.prepared[_TOKENS], *token_ids]}
         prompt: dict[str, Any] = {"cache_salt": self.salt} if self.salt else {}
         if self.embeds is not None:
             return {**prompt, "prompt_embeds": self.embeds}
-        prompt["prompt_token_ids"] = [*self.token_ids, *token_ids]
+        prompt[_TOKENS] = [*self.token_ids, *token_ids]
         return prompt if self.items is None else {**prompt, _ITEMS: self.items}
 
 
@@ -61,17 +67,31 @@ class Reading:
     #: None if the engine's thread is to read it: only the form of the answer was checked.
     prompt: Future[Prompt | None]
     is_paused: bool = False
-    #: Whether it brings pictures or other items, see ``PromptReader.take_read``.
-    has_items: bool = False
+    #: Reads its pictures or other items, behind ``prompt``, once it has its turn, see ``PromptReader``; then None.
+    read_items: Callable[[], Prompt] | None = None
+
+    @property
+    def waits_for_turn(self) -> bool:
+        """Whether nothing but its turn is missing for its items to be read."""
+        return self.read_items is not None and self.prompt.done() and self.prompt.exception() is None
 
 
 class PromptReader:
-    """Reads long prompts in a thread, one after the other: the engine goes on with other requests meanwhile."""
+    """Reads long prompts in a thread, one after the other: the engine goes on with other requests meanwhile.
+
+    Another one unpacks pictures and other items, and prepares them for the model, which may take a second for a picture
+    of a few KB: those of one request after those of another, and of one client twice in a row only if nobody else has
+    any.
+    """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "PromptReader")
+        self._items_thread = ThreadPoolExecutor(1, "ItemsReader", lower_priority)
         self._readings: dict[str, Reading] = {}
-        #: Whose items were taken last.
+        #: What is made of a prompt with items in their thread. Set once the engine has loaded.
+        self.prepare: Callable[[Prompt], Prompt] = lambda prompt: prompt
+        #: The request whose items were read last, and whose it is.
+        self._last: Future[Prompt | None] | None = None
         self._last_client = ""
 
     def __len__(self) -> int:
@@ -84,13 +104,15 @@ class PromptReader:
         """Whether the request's prompt is long, or brings items; then it is being read from now on, or waits for its
         turn.
         """
+        read: Future[Prompt | None] = Future()
         if brings_items(request, model):
-            self.hold(request, params, lora)
-            return True
-        if not _is_long(request):
+            read.set_result(None)
+        elif _is_long(request):
+            read = self._thread.submit(read_request, request, model, earlier)
+        else:
             return False
-        prompt: Future[Prompt | None] = self._thread.submit(read_request, request, model, earlier)
-        self._readings[request.key] = Reading(request, params, lora, prompt)
+        items = self._reader_of_items(request, model, earlier)
+        self._readings[request.key] = Reading(request, params, lora, read, read_items=items)
         return True
 
     def read_behind(
@@ -103,43 +125,28 @@ class PromptReader:
         model: Model,
         earlier: Sequence[int],
     ) -> None:
-        """Read the request's prompt, if it is long, behind a check that the threads make. Whatever that raises."""
-        with_items = brings_items(request, model)
+        """Read the request's prompt, if it is long or brings items, behind a check that the threads make. Whatever that
+        raises.
+        """
+        items = self._reader_of_items(request, model, earlier)
 
         def read() -> Prompt | None:
             check()
-            is_read_here = _is_long(request) and not with_items
-            return read_request(request, model, earlier) if is_read_here else None
+            return read_request(request, model, earlier) if items is None and _is_long(request) else None
 
-        self._readings[request.key] = Reading(request, params, lora, threads.submit(read), has_items=with_items)
-
-    def hold(self, request: StageRequest, params: Any, lora: Any) -> None:
-        """Have a request with items wait for its turn, see ``take_read``."""
-        is_read: Future[Prompt | None] = Future()
-        is_read.set_result(None)
-        self._readings[request.key] = Reading(request, params, lora, is_read, has_items=True)
+        self._readings[request.key] = Reading(request, params, lora, threads.submit(read), read_items=items)
 
     def pause(self, key: str, *, paused: bool) -> None:
         """The request is to begin paused, or not. Unknown keys are ignored."""
         if key in self._readings:
             self._readings[key].is_paused = paused
 
-    def take_read(self, *, waits: bool, with_items: bool = True) -> list[Reading]:
-        """The requests whose prompts are read, or can't be. ``waits``: for a moment, if there are none yet.
-
-        With items there is one at most, and none unless ``with_items``: to unpack a picture of a few KB, and prepare it
-        for the model, may take the engine's thread a second. Two of one client come one after the other only if nobody
-        else has any.
-        """
-        if self._readings and waits:
-            wait([each.prompt for each in self._readings.values()], _PAUSE_S, FIRST_COMPLETED)
-        done = [each for each in self._readings.values() if each.prompt.done()]
-        taken = [each for each in done if not each.has_items]
-        waiting = [each for each in done if each.has_items] if with_items else []
-        if waiting:
-            others = (each for each in waiting if each.request.client != self._last_client)
-            taken.append(next(others, waiting[0]))
-            self._last_client = taken[-1].request.client
+    def take_read(self, *, waits: bool) -> list[Reading]:
+        """The requests whose prompts are read, or can't be. ``waits``: for a moment, if there are none yet."""
+        self._give_turn()
+        if waits and (reading := [each.prompt for each in self._readings.values() if not each.waits_for_turn]):
+            wait(reading, _PAUSE_S, FIRST_COMPLETED)
+        taken = [each for each in self._readings.values() if each.prompt.done() and not each.waits_for_turn]
         for each in taken:
             del self._readings[each.request.key]
         return taken
@@ -152,9 +159,29 @@ class PromptReader:
         return reading is not None
 
     def close(self) -> None:
-        """Forget all requests, and end the thread."""
+        """Forget all requests, and end the threads."""
         self._readings.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._items_thread.shutdown(wait=False, cancel_futures=True)
+
+    def _reader_of_items(
+        self, request: StageRequest, model: Model, earlier: Sequence[int]
+    ) -> Callable[[], Prompt] | None:
+        if not brings_items(request, model):
+            return None
+        return lambda: self.prepare(read_request(request, model, earlier))
+
+    def _give_turn(self) -> None:
+        """Have the thread for items begin with the next ones, if it has none."""
+        if self._last is not None and not self._last.done():
+            return
+        waiting = [each for each in self._readings.values() if each.waits_for_turn]
+        others = (each for each in waiting if each.request.client != self._last_client)
+        following = next(others, waiting[0] if waiting else None)
+        if following is None or following.read_items is None:
+            return
+        following.prompt = self._last = self._items_thread.submit(following.read_items)
+        following.read_items, self._last_client = None, following.request.client
 
 
 def brings_items(request: StageRequest, model: Model) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 from stage_runtime.engines.vllm.forms.checking import form_errors
 from stage_runtime.engines.vllm.forms.threads import forms_of
 from stage_runtime.engines.vllm.handoff import HiddenStates, Rows
+from stage_runtime.engines.vllm.prompt import Prompt
+
+_NO_CACHE: Final = "skip_mm_cache"
 
 
 class Runs:
@@ -71,3 +76,23 @@ class Runs:
         vllm_name = self._names.pop(name, None)
         if self._hidden is not None and vllm_name is not None:
             self._hidden.drop_rows(vllm_name)
+
+
+def prepare_prompt(llm: Any, prompt: Prompt) -> Prompt:
+    """The prompt with what vLLM makes of its items, so that a run of it begins at once. May be called in a thread.
+
+    Of a vLLM that can't do that beside its engine, the prompt as it is. Raise InvalidRequestError if vLLM refuses it.
+    """
+    renderer = getattr(llm, "renderer", None)
+    render = getattr(renderer, "render_cmpl", None)
+    if prompt.items is None or render is None or _NO_CACHE not in inspect.signature(render).parameters:
+        return prompt
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+    with form_errors(None):
+        parsed = parse_model_prompt(llm.vllm_config.model_config, prompt.with_answer(()))
+        # Where vLLM keeps items for the next prompt, it counts on the engine to have seen those of this one, which may
+        # be aborted before.
+        (prepared,) = render([parsed], **{_NO_CACHE: True})
+    # Pixels take a hundred times what is made of them.
+    return replace(prompt, prepared=prepared, items={}) if prepared["type"] == "multimodal" else prompt

@@ -56,7 +56,7 @@ class FormThreads(ThreadPoolExecutor):
     """
 
     def __init__(self, threads: int) -> None:
-        super().__init__(threads, "omni-forms", _lower_priority)
+        super().__init__(threads, "omni-forms", lower_priority)
         self._most_each = max(1, threads - 1)
         self._lock = threading.Lock()
         #: By client, the one whose turn is next before all others.
@@ -96,8 +96,9 @@ class FormThreads(ThreadPoolExecutor):
             return client, task
 
 
-def _lower_priority() -> None:
-    # On Linux that is the priority of this thread, and of those that it starts.
+def lower_priority() -> None:
+    """Give the current thread, and those that it will start, a low priority, so that the engine's has the CPU first."""
+    # On Linux, that is a priority of each thread.
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICE))
 

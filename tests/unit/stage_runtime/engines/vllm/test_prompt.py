@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
@@ -15,6 +19,15 @@ from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading, read_request
 
 MODEL = Model(None, 128, 640, frozenset())
+
+
+def _picture() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    return file.getvalue()
+
+
+PICTURE = _picture()
 
 
 @pytest.mark.parametrize(
@@ -39,43 +52,70 @@ def test_a_prompt_alone_is_taken() -> None:
 
 
 class Pictures(LlmStage):
-    """A stage whose pictures take long to begin; it notes when its requests do."""
+    """A stage whose pictures take long to be prepared; it notes which are, and which of its requests begin."""
 
     def __init__(self, running: int) -> None:
-        self._reader, self._due, self._items_due_s = PromptReader(), [], 0.0
+        self._reader, self._due = PromptReader(), []
         self._runs: Any = [None] * running
-        self.begun: list[str] = []
+        self._reader.prepare = self._prepare
+        self.goes_on, self.prepared, self.begun = threading.Semaphore(0), [], []
 
     def add(self, client: str, number: int) -> None:
-        inputs = {"prompt": "x", "images": [b"x"]}
+        inputs = {"prompt_token_ids": [len(self._reader) + 1], "images": [PICTURE]}
         asked = StageRequest(f"{client}{number}", "r", inputs=inputs, params={}, client=client)
         assert self._reader.read_long(asked, None, None, replace(MODEL, takes_items=True), [])
 
+    def _prepare(self, prompt: Prompt) -> Prompt:
+        self.prepared.append(prompt.token_ids[0])
+        assert self.goes_on.acquire(timeout=10)
+        return prompt
+
     def _start_read(self, reading: Reading, prompt: Prompt | None) -> None:
-        time.sleep(0.05)
+        assert prompt is not None
         self.begun.append(reading.request.key)
+
+    def step_until(self, is_so: Callable[[], bool]) -> None:
+        ends_s = time.monotonic() + 10
+        while not is_so():
+            assert time.monotonic() < ends_s
+            self._start_those_read()
 
 
 @pytest.mark.attack("W2")
-def test_requests_with_pictures_begin_one_by_one_the_clients_in_turn() -> None:
+def test_requests_with_pictures_are_prepared_one_by_one_the_clients_in_turn() -> None:
     stage = Pictures(running=0)
     for client, number in [*(("a", each) for each in range(4)), ("b", 0), ("b", 1)]:
         stage.add(client, number)
     for count in range(6):
+        stage.step_until(lambda: len(stage.prepared) == count + 1)  # noqa: B023 - it is called here
         assert len(stage.begun) == count
-        stage._start_those_read()
+        stage.goes_on.release()
+        stage.step_until(lambda: len(stage.begun) == count + 1)  # noqa: B023 - it is called here
     assert stage.begun == ["a0", "b0", "a1", "b1", "a2", "a3"]
+    assert stage.prepared == [1, 5, 2, 6, 3, 4]
 
 
-@pytest.mark.attack("W2")
-def test_behind_each_of_them_those_that_run_have_the_engine_as_long() -> None:
+@pytest.mark.attack("X3")
+def test_pictures_are_prepared_beside_the_engine_which_waits_for_none() -> None:
+    """Also if the request is aborted meanwhile: the next one has its turn once the thread is done with it."""
     stage = Pictures(running=1)
-    for number in range(3):
-        stage.add("a", number)
-    steps, began_s = 0, time.monotonic()
-    while len(stage.begun) < 3:
+    stage.add("a", 0)
+    stage.add("a", 1)
+    stage.step_until(lambda: stage.prepared == [1])
+    began_s = time.monotonic()
+    for _ in range(1000):
         stage._start_those_read()
-        steps += 1
-    # Three of them, and two rests.
-    assert time.monotonic() - began_s > 0.24
-    assert steps > 3
+    assert time.monotonic() - began_s < 1
+    assert stage._reader.stop("a0")
+    stage._start_those_read()
+    assert (stage.prepared, stage.begun) == ([1], [])
+    stage.goes_on.release(2)
+    stage.step_until(lambda: stage.begun == ["a1"])
+    assert len(stage._reader) == 0
+
+
+def test_a_prepared_prompt_is_followed_by_its_answer() -> None:
+    prepared = {"type": "multimodal", "prompt_token_ids": [7, 7, 5], "mm_hashes": {}}
+    prompt = Prompt([5], items={}, prepared=prepared)
+    assert prompt.with_answer(()) == prepared
+    assert prompt.with_answer((8, 9)) == {**prepared, "prompt_token_ids": [7, 7, 5, 8, 9]}
