@@ -97,8 +97,8 @@ class HubConfig:
     reconnect_max_s: float = 1.0
     #: ZMTP heartbeats: without one for ``zmq_heartbeat_timeout_s`` the session is lost. What the system of a replica's
     #: host does not acknowledge for as long ends a connection, too.
-    zmq_heartbeat_interval_s: float = 1.0
-    zmq_heartbeat_timeout_s: float = 3.0
+    zmq_heartbeat_interval_s: float = 0.5
+    zmq_heartbeat_timeout_s: float = 2.5
     #: How long a stage whose output the client has seen waits for its lost session to come back.
     silence_grace_s: float = 2.0
     #: How long the load in a replica's frame counts instead of the load in the registry.

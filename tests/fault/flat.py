@@ -13,16 +13,21 @@ LEAST_SAMPLES: Final = 16
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """How much a resource may grow by its line: ``most``, or ``share`` of what it is, whichever is more."""
+    """How much a resource may grow by its line: ``most``, or ``share`` of what it is, whichever is more.
+
+    The line goes through the least of ``around_s``, or of a quarter of the time, if that is shorter.
+    """
 
     most: float
     share: float = 0.0
     unit: str = ""
+    around_s: float = 0.0
 
 
-#: By resource. Memory is what RSS may gain while caches, which are bounded, fill; the others count things.
+#: By resource. Memory is what RSS may gain while caches, which are bounded, fill; the others count things. What malloc
+#: keeps for some minutes behind a large request is no growth: a leak also lifts what memory comes back to.
 BOUNDS: Final[Mapping[str, Bound]] = {
-    "memory": Bound(4.0, 0.03, "MiB"),
+    "memory": Bound(4.0, 0.03, "MiB", around_s=300.0),
     "descriptors": Bound(8),
     "sockets": Bound(6),
     "threads": Bound(3),
@@ -65,7 +70,8 @@ def fit(who: str, what: str, points: Sequence[tuple[float, float]], least_span_s
     if len(points) < LEAST_SAMPLES or points[-1][0] - points[0][0] < least_span_s:
         return None
     half = (len(points) + 1) // 2
-    pairs = zip(points, points[half:], strict=False)
+    lowest = _lowest(points, BOUNDS[what].around_s)
+    pairs = zip(lowest, lowest[half:], strict=False)
     slope = median((late - early) / (late_s - early_s) for (early_s, early), (late_s, late) in pairs)
     values = [value for _, value in points]
     middle, span_s, bound = median(values), points[-1][0] - points[0][0], BOUNDS[what]
@@ -79,6 +85,12 @@ def fit(who: str, what: str, points: Sequence[tuple[float, float]], least_span_s
         grown=slope * span_s,
         allowed=max(bound.most, bound.share * middle),
     )
+
+
+def _lowest(points: Sequence[tuple[float, float]], around_s: float) -> list[tuple[float, float]]:
+    """Each moment with the least value of those around it."""
+    near_s = min(around_s, (points[-1][0] - points[0][0]) / 4) / 2
+    return [(at_s, min(value for other_s, value in points if abs(other_s - at_s) <= near_s)) for at_s, _ in points]
 
 
 def line_of(fit: Fit) -> str:

@@ -71,6 +71,21 @@ def test_what_stays_is_flat_and_what_rises_is_not() -> None:
     assert "hub b: memory grew by" in line_of(rising)
 
 
+def test_memory_that_is_free_again_after_minutes_has_not_grown_and_a_leak_below_it_is_found() -> None:
+    """As malloc keeps what a large request took, until some other one makes it look."""
+
+    def kept(at_s: float) -> float:
+        return 100.0 + 14.0 * (300 < at_s < 580 or at_s > 850)
+
+    steps = [(5.0 * at, kept(5.0 * at)) for at in range(180)]
+    seen = fit("replica", "memory", steps, 60.0)
+    assert seen is not None
+    assert (seen.is_flat, seen.most) == (True, 114.0)
+    leaking = fit("replica", "memory", [(at_s, value + at_s / 150) for at_s, value in steps], 60.0)
+    assert leaking is not None
+    assert not leaking.is_flat
+
+
 def test_what_sinks_is_flat() -> None:
     assert fitted(series(slope=-0.1)).is_flat
 
