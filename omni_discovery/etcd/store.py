@@ -31,7 +31,7 @@ from omni_discovery.etcd.keepalive import KeepAlives
 from omni_discovery.etcd.releases.versions import ServerVersions, VersionLog
 from omni_discovery.etcd.watch import EtcdWatch, prefix_end, to_key_value
 from omni_discovery.kv import Claim, FirstKeys, Held, KeyValue, LeaseGrant, LeaseTime, Listing, Summary, WatchBatch
-from omni_discovery.records.sizes import WaitsRoom
+from omni_discovery.records.sizes import ListRoom
 
 __all__ = ["EtcdKV", "parse_endpoints"]
 
@@ -48,7 +48,7 @@ _MOST_STEPS_BACK: Final = 8
 _Method = Callable[[EndpointChannel], Any]
 
 
-def _fitted(item: KeyValue, room: WaitsRoom) -> KeyValue:
+def _fitted(item: KeyValue, room: ListRoom) -> KeyValue:
     value = room.fit(item.key, item.value)
     return item if value is item.value else replace(item, value=value)
 
@@ -173,7 +173,7 @@ class EtcdKV:
         limit, most = (_PAGE_OF_KEYS_ALONE,) * 2 if keys_only else (_FIRST_PAGE_KEYS, _MOST_PAGE_KEYS)
         request = rpc.RangeRequest(key=start, range_end=end, limit=limit, keys_only=keys_only)
         items: list[KeyValue] = []
-        room = WaitsRoom()
+        room = ListRoom()
         while True:
             try:
                 page = await self._call(lambda channel: channel.kv.Range, request, repeatable=True)

@@ -14,12 +14,10 @@ import msgspec
 
 from omni_discovery.errors import RecordError
 from omni_discovery.kv import KeyValue
-from omni_discovery.records.keys import check_namespace
+from omni_discovery.records.keys import JOBS_ROOT, check_namespace
 from omni_discovery.records.schema import SCHEMA
+from omni_discovery.records.sizes import MOST_JOB_BYTES
 
-JOBS_ROOT: Final = "/omni/v1-jobs/"
-#: A longer value is no record.
-MOST_RECORD_BYTES: Final = 8 << 10
 _JOB_ID: Final = "video_[0-9a-f]{32}"
 _is_job_id: Final = re.compile(_JOB_ID).fullmatch
 #: The first wall-clock second that has no date.
@@ -127,7 +125,7 @@ def encode_job(record: JobRecord | JobProgress) -> bytes:
 
 def decode_job(item: KeyValue) -> JobRecord:
     """The record in a value of etcd. Raise RecordError if it is none, or another job's."""
-    if len(item.value) > MOST_RECORD_BYTES:
+    if len(item.value) > MOST_JOB_BYTES:
         raise RecordError(item.key, f"{len(item.value)} bytes are no record of a job")
     try:
         record = msgspec.json.decode(item.value, type=JobRecord)
@@ -141,7 +139,7 @@ def decode_job(item: KeyValue) -> JobRecord:
 def decode_progress(value: bytes, claim: int) -> int:
     """How many per cent a value says of this claim; 0 for any other value."""
     try:
-        found = msgspec.json.decode(value[:MOST_RECORD_BYTES], type=JobProgress)
+        found = msgspec.json.decode(value[:MOST_JOB_BYTES], type=JobProgress)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
     return found.percent if found.claim == claim else 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from omni_discovery.errors import ConfigError
 
 ROOT = "/omni/v1/"
+#: Of the jobs of all namespaces, see ``jobs.py``.
+JOBS_ROOT = "/omni/v1-jobs/"
 
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")

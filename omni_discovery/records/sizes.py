@@ -8,7 +8,7 @@ import msgspec
 
 from omni_discovery.errors import RecordError
 from omni_discovery.inputs.containers import MAX_EXTREMES, has_many_extremes
-from omni_discovery.records.keys import ROOT
+from omni_discovery.records.keys import JOBS_ROOT, ROOT
 
 #: The longest value but that of the deploy document. A record with eight edges and 64 voices has 7 kB; none has more
 #: than 80 kB, with 256 voices of 64 Chinese characters, the bounds of 64 parameters and the longest reason in Chinese.
@@ -22,30 +22,44 @@ WallTime = Annotated[float, msgspec.Meta(ge=0.0, lt=1e11)]
 _ADVICE: Final = "find who writes it, then delete it with etcdctl del"
 
 
+#: A longer value is no job.
+MOST_JOB_BYTES: Final = 8 << 10
+
+
 def cut_value(key: str, value: bytes) -> bytes:
     """The value as it is; one that is too long only so far that this shows, since whoever lists it must hold it."""
-    if len(value) <= MAX_VALUE_BYTES or not key.startswith(ROOT):
+    most_bytes = MOST_JOB_BYTES if key.startswith(JOBS_ROOT) else MAX_VALUE_BYTES
+    if len(value) <= most_bytes or not key.startswith((ROOT, JOBS_ROOT)):
         return value
-    return value if key[len(ROOT) :].partition("/")[2] == _DOCUMENT else value[: MAX_VALUE_BYTES + 1]
+    return value if key.startswith(ROOT) and _place(key) == _DOCUMENT else value[: most_bytes + 1]
 
 
-#: What the waits of one list may take of memory: they are for people, and anybody may write any number.
-_MOST_WAITS_BYTES: Final = 2 << 20
+def _place(key: str) -> str:
+    """A key below its namespace."""
+    return key[len(ROOT) :].partition("/")[2]
+
+
 _WAITS: Final = "waits/"
+#: What one list may take of memory for waits, which are for people and anybody may write, and for jobs.
+_MOST_WAITS_BYTES: Final = 2 << 20
+_MOST_JOBS_BYTES: Final = 96 << 20
 
 
-class WaitsRoom:
-    """How much of the waits one list may still hold."""
+class ListRoom:
+    """How much one list may still hold of what anybody may write in any number, and nothing else bounds."""
 
     def __init__(self) -> None:
-        self._left_bytes = _MOST_WAITS_BYTES
+        self._waits_bytes, self._jobs_bytes = _MOST_WAITS_BYTES, _MOST_JOBS_BYTES
 
     def fit(self, key: str, value: bytes) -> bytes:
-        """The value as it is; nothing of one below ``waits/`` for which there is no room."""
-        if not (key.startswith(ROOT) and key[len(ROOT) :].partition("/")[2].startswith(_WAITS)):
-            return value
-        self._left_bytes -= len(value)
-        return value if self._left_bytes >= 0 else b""
+        """The value as it is; nothing of a wait or a job for which there is no room."""
+        if key.startswith(JOBS_ROOT):
+            self._jobs_bytes -= len(value)
+            return value if self._jobs_bytes >= 0 else b""
+        if key.startswith(ROOT) and _place(key).startswith(_WAITS):
+            self._waits_bytes -= len(value)
+            return value if self._waits_bytes >= 0 else b""
+        return value
 
 
 def count_parts(value: bytes) -> int:

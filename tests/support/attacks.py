@@ -372,6 +372,7 @@ ATTACKS: Final = (
     Attack("X1", "a whole answer that a parser of vLLM's server reads for a minute", "text, after a second at most"),
     Attack("X2", "thousands of replicas in error, before omni top", "a thousand rows are drawn, the others counted"),
     Attack("X3", "a picture of a few KB and 64 million pixels, beside others' requests", "prepared beside the engine"),
+    Attack("X4", "a gigabyte of made-up jobs, of which hubs list all", "96 MiB of them are kept"),
 )
 
 #: Rows without a test, and why.

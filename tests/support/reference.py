@@ -673,7 +673,7 @@ def keys_page() -> str:
     head = [[code(key.path), "yes" if key.is_leased else "no", key.value] for key in rows]
     lines += table(("key", "leased", "value"), head)
     for key in rows:
-        name = key.path.removeprefix("/omni/v1/<namespace>/").removeprefix(f"{jobs.JOBS_ROOT}<namespace>/")
+        name = key.path.removeprefix("/omni/v1/<namespace>/").removeprefix(f"{keys.JOBS_ROOT}<namespace>/")
         lines += [f"## `{name}`", ""]
         lines += [
             f"- **Written by** {key.writers}",

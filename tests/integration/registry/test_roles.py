@@ -114,7 +114,7 @@ async def test_only_hubs_reach_the_jobs_of_their_namespace(secured: EtcdServer, 
             for refused in (kv.get(key), kv.put(key, b"{}"), kv.list(jobs.jobs_prefix(NS)), kv.delete(key)):
                 with pytest.raises(RegistryDeniedError):
                     await refused
-        for refused in (kv.get(jobs.job_key("beta", "video_1")), kv.list(jobs.JOBS_ROOT)):
+        for refused in (kv.get(jobs.job_key("beta", "video_1")), kv.list(keys.JOBS_ROOT)):
             with pytest.raises(RegistryDeniedError):
                 await refused
 

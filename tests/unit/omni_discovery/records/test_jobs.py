@@ -78,7 +78,7 @@ def test_jobs_lie_beside_what_hubs_watch() -> None:
         changed(error="ENGINE\n"),
         changed(size="x" * 41),
         changed(created_at=float(10**15)),
-        changed(more="x" * jobs.MOST_RECORD_BYTES),
+        changed(more="x" * jobs.MOST_JOB_BYTES),
     ],
     ids=lambda value: repr(value[:40]),
 )

@@ -12,6 +12,7 @@ from omni_discovery.kv import KeyValue
 from omni_discovery.records import keys
 from omni_discovery.records.api_key import decode_api_key
 from omni_discovery.records.beat import decode_beat
+from omni_discovery.records.jobs import job_key
 from omni_discovery.records.params import ParamBounds
 from omni_discovery.records.schema import (
     MOST_PARAMS,
@@ -22,7 +23,7 @@ from omni_discovery.records.schema import (
     decode_replica,
 )
 from omni_discovery.records.schema import encode_record as encoded
-from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, WaitsRoom, check_value, cut_value
+from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, MOST_JOB_BYTES, ListRoom, check_value, cut_value
 from omni_discovery.records.waits import decode_waits
 
 KEY = keys.replica_key("n", 0, 7)
@@ -114,9 +115,19 @@ def test_a_value_may_be_as_long_as_the_bound_and_have_as_many_parts() -> None:
 
 @pytest.mark.attack("V2")
 def test_the_waits_of_one_list_take_two_mebibytes_and_all_else_comes_whole() -> None:
-    room = WaitsRoom()
+    room = ListRoom()
     values = [room.fit(keys.wait_key("n", f"w{number}"), bytes(90_000)) for number in range(100)]
     assert 10 < sum(map(bool, values)) < 30
     assert values[-1] == b""
-    for key in (KEY, keys.pipeline_key("n"), "/other/waits/a"):
+    for key in (KEY, keys.pipeline_key("n"), "/other/waits/a", job_key("n", "video_1")):
         assert room.fit(key, b"value") == b"value"
+
+
+@pytest.mark.attack("X4")
+def test_the_jobs_of_one_list_have_their_share_of_memory_and_none_is_longer_than_a_job() -> None:
+    room, key = ListRoom(), job_key("n", "video_1")
+    value = cut_value(key, bytes(1_000_000))
+    assert len(value) == MOST_JOB_BYTES + 1
+    kept = sum(len(room.fit(key, value)) for _ in range(100_000))
+    assert 90 << 20 < kept <= 96 << 20
+    assert room.fit(keys.wait_key("n", "w"), b"value") == b"value"
