@@ -28,7 +28,7 @@ from websockets.frames import CloseCode
 
 from hub.api.connections import ConnectionLimits, Connections, Cut
 from hub.api.errors import error_body
-from hub.api.turns import Turns
+from hub.api.turns import LoopShare, Turns
 from omni_discovery.log_once import LogOnce
 
 if TYPE_CHECKING:
@@ -122,6 +122,11 @@ class Bounded(ABC):
         """Reset the connection."""
 
 
+def place_of(client: tuple[str, int] | None) -> str:
+    """The address that a connection comes from; empty where it has none."""
+    return client[0] if client else ""
+
+
 def input_wait_of(scope: Mapping[str, Any]) -> Callable[[bool], None] | None:
     """What the endpoint of a WebSocket calls with True when it waits for its client, and with False when it works.
 
@@ -154,6 +159,7 @@ class BoundedServer:
 
     def __init__(self, limits: ConnectionLimits, on_cut: Callable[[str], None]) -> None:
         self.connections: Connections[Bounded] = Connections(limits)
+        self.share = LoopShare()
         self._on_cut = on_cut
         self._log_once = LogOnce(time.monotonic)
 
@@ -304,7 +310,7 @@ class _Input(Bounded, asyncio.Protocol):
         if self.tls is not None:
             self.tls.http_came(len(data))
         if not self.transport.is_closing():
-            self._turns.came(data, self.transport, self.loop)
+            self._turns.came(data, self.transport)
 
 
 class BoundedHttp(_Input, H11Protocol):
@@ -317,7 +323,7 @@ class BoundedHttp(_Input, H11Protocol):
         self._server = server
         self._framing = _Framing()
         self.conn = self._framing
-        self._turns = Turns(self._take, lambda: not self.flow.read_paused)
+        self._turns = Turns(self._take, lambda: not self.flow.read_paused, server.share, lambda: place_of(self.client))
         #: The TLS handshake that comes before; None: there is none.
         self.handshake: Bounded | None = None
 
@@ -480,7 +486,7 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
     def __init__(self, server: BoundedServer, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._server = server
-        self._turns = Turns(self._take, lambda: not self.read_paused)
+        self._turns = Turns(self._take, lambda: not self.read_paused, server.share, lambda: place_of(self.client))
         self.close_timeout = _AFTER_ANSWER_S
         #: Whether it waits for its client, apart from a message that has come in part. Whole messages end the wait, and
         #: the endpoint may begin it again.

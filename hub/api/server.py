@@ -18,6 +18,7 @@ from hub.api.generation.body import MAX_BODY_BYTES
 from hub.api.held_headers import HeldHeaders
 from hub.api.long_bodies import LongBodies
 from hub.api.protocols import BoundedServer
+from omni_discovery.sockets.listen import BACKLOG
 
 if TYPE_CHECKING:
     import ssl
@@ -126,6 +127,7 @@ class HttpServer:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            backlog=BACKLOG,
             timeout_graceful_shutdown=2 * _GRACE_S,
             ws_max_size=MAX_BODY_BYTES,
             # A small frame must not become a large one here.

@@ -19,8 +19,9 @@ _OTHER_LOOPBACK: Final = {"127.0.0.1": "::1", "0.0.0.0": "::1", "::1": "127.0.0.
 _NO_SUCH_ADDRESS: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 #: How many free ports are tried until one is free on both addresses.
 _TRIES: Final = 64
-#: Clients of a socket that the kernel holds until they are accepted.
-BACKLOG: Final = 1024
+#: Clients of a socket that the kernel holds until they are accepted, if it holds as many: of others it drops a packet,
+#: which comes again after a second or more.
+BACKLOG: Final = 4096
 
 
 class Sharing(Enum):

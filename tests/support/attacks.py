@@ -373,6 +373,7 @@ ATTACKS: Final = (
     Attack("X2", "thousands of replicas in error, before omni top", "a thousand rows are drawn, the others counted"),
     Attack("X3", "a picture of a few KB and 64 million pixels, beside others' requests", "prepared beside the engine"),
     Attack("X4", "a gigabyte of made-up jobs, of which hubs list all", "96 MiB of them are kept"),
+    Attack("X5", "thousands of requests, or greetings of TLS, whose last bytes come at one moment", "read in turn"),
 )
 
 #: Rows without a test, and why.

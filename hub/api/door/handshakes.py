@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.connections import Cut
 from hub.api.door.tls_input import TlsInput
-from hub.api.protocols import Bounded
+from hub.api.protocols import Bounded, place_of
 from omni_discovery.log_once import LogOnce
 from omni_discovery.sockets.listen import BACKLOG
 
@@ -159,7 +159,7 @@ class TlsListener:
             self._bounded.cut({current: Cut.TLS_RECORDS})
 
         sock.setblocking(False)
-        protocol.tls = TlsInput(self._loop, flood)
+        protocol.tls = TlsInput(self._loop, flood, self._bounded.share, place_of(handshake.client))
         begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=_NEVER_S)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)

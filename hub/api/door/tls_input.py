@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from hub.api.turns import LoopShare
+
 #: What TLS gets at once: some 150 records at most.
 _SLICE_BYTES: Final = 4 << 10
 #: How long the slices of one turn may take, but for the one with which they pass that.
@@ -27,11 +29,13 @@ _TURN_S: Final = 0.003
 class TlsInput(asyncio.BufferedProtocol):
     """One connection, below TLS. ``on_flood`` is called when its records bring too little; it has to close it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_flood: Callable[[], None]) -> None:
-        self._loop, self._on_flood = loop, on_flood
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_flood: Callable[[], None], share: LoopShare, client: str
+    ) -> None:
+        self._loop, self._on_flood, self._share, self._client = loop, on_flood, share, client
         self._limit = RecordLimit()
         self._slice = bytearray(_SLICE_BYTES)
-        #: What came before TLS was there to take it.
+        #: What came before TLS was there to take it, or waits for its turn.
         self._early = b""
         self._http_bytes = 0
         #: What the slices have taken since others had their turn.
@@ -62,6 +66,9 @@ class TlsInput(asyncio.BufferedProtocol):
 
         Raise OSError, also where the client fails. It may be cancelled.
         """
+        # Until a client says something, it takes a descriptor and little else.
+        await self._readable(sock)
+        await self._share.turn(self._client)
         transport, _ = await self._loop.connect_accepted_socket(lambda: self, sock)
         if transport.is_closing():
             raise ConnectionResetError("the client has left")
@@ -85,13 +92,21 @@ class TlsInput(asyncio.BufferedProtocol):
         made.set_protocol(protocol)
         protocol.connection_made(made)
 
+    async def _readable(self, sock: socket.socket) -> None:
+        came: asyncio.Future[None] = self._loop.create_future()
+        self._loop.add_reader(sock, lambda: None if came.done() else came.set_result(None))
+        try:
+            await came
+        finally:
+            self._loop.remove_reader(sock)
+
     def _stand_before_tls(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():
             return
         self._tls = transport.get_protocol()
         transport.set_protocol(self)
         if self._early:
-            self._loop.call_soon(self._pass_early)
+            self._share.wait(self._client, self._pass_early)
 
     # ---- what the transport does; see asyncio
 
@@ -109,8 +124,14 @@ class TlsInput(asyncio.BufferedProtocol):
         if self._tls is None or self._early:
             self._early += data
             self._pause()
-        else:
+        elif self._share.has_room:
+            began_s = time.monotonic()
             self._pass(data)
+            self._share.spend(time.monotonic() - began_s)
+        else:
+            self._early = data
+            self._pause()
+            self._share.wait(self._client, self._pass_early)
 
     def eof_received(self) -> bool | None:
         """See asyncio."""
@@ -133,8 +154,9 @@ class TlsInput(asyncio.BufferedProtocol):
 
     def _pass_early(self) -> None:
         data, self._early = self._early, b""
-        self._pass(data)
-        self._resume()
+        if self._transport is not None and not self._transport.is_closing():
+            self._pass(data)
+            self._resume()
 
     def _pass(self, data: bytes) -> None:
         """Give TLS a slice; nothing more is read in this turn if that took long."""

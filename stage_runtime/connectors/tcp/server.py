@@ -21,15 +21,16 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
+from omni_discovery.sockets.listen import BACKLOG
 from stage_runtime.connectors.store.layout import TOKEN_BYTES
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.frames import RECEIVED, REQUEST_BYTES, Status, pack_answer, parse_request
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG: Final = 128
+_ACCEPTED_AT_ONCE: Final = 64
 _LOOK_EVERY_S: Final = 0.25
 #: The most bytes of one send; other connections get their turn in between.
 _PIECE_BYTES: Final = 4 << 20
@@ -86,7 +87,7 @@ class PayloadServer:
         self._unknown_token = secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         dual = family == socket.AF_INET6 and host == "::" and socket.has_dualstack_ipv6()
-        self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=dual)
+        self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._wake, self._woken = socket.socketpair()
@@ -143,13 +144,17 @@ class PayloadServer:
         self._selector.close()
 
     def _accept(self) -> None:
-        try:
-            accepted, peer = self._listener.accept()
-        except OSError as error:
-            # Out of descriptors, or the peer has closed already. A failing accept must not spin the loop.
-            if not isinstance(error, BlockingIOError | ConnectionError):
-                time.sleep(0.01)
-            return
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, peer = self._listener.accept()
+            except OSError as error:
+                # Out of descriptors, or the peer has closed already. A failing accept must not spin the loop.
+                if not isinstance(error, BlockingIOError | ConnectionError):
+                    time.sleep(0.01)
+                return
+            self._admit(accepted, peer)
+
+    def _admit(self, accepted: socket.socket, peer: Any) -> None:
         network = _network_of(peer[0])
         if not self._make_room(network):
             self.counts["refused_full"] += 1
