@@ -21,8 +21,8 @@ EQUIVALENT: Final[dict[tuple[str, str, str, str], str]] = {
     (
         "omni_discovery/records/sizes.py",
         "cut_value",
-        "if len(value) <= MAX_VALUE_BYTES or not key.startswith(ROOT):",
-        "if len(value) < MAX_VALUE_BYTES or not key.startswith(ROOT):",
+        "if len(value) <= most_bytes or not key.startswith((ROOT, JOBS_ROOT)):",
+        "if len(value) < most_bytes or not key.startswith((ROOT, JOBS_ROOT)):",
     ): "a value of exactly that length is cut behind its end",
     (
         "hub/request/nesting.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -19,7 +19,9 @@ async def listening(serve: Serve) -> AsyncIterator[int]:
         assert task is not None
         tasks.add(task)
         try:
-            await serve(reader, writer)
+            # asyncio logs a task of its server that is cancelled as an error.
+            with suppress(asyncio.CancelledError):
+                await serve(reader, writer)
         finally:
             tasks.discard(task)
             writer.transport.abort()
