@@ -43,10 +43,14 @@ class LoopShare:
         """Whether something may be done at once."""
         return not self._waiting and self._spent_s < _ALL_S
 
-    def spend(self, spent_s: float) -> None:
-        """Something was done at once, and took so long."""
-        self._spent_s += spent_s
-        self._call_next()
+    def do_now(self, act: Callable[[bytes], None], data: bytes) -> None:
+        """Call ``act`` with the data at once, and count what it takes."""
+        began_s = self._now_s()
+        try:
+            act(data)
+        finally:
+            self._spent_s += self._now_s() - began_s
+            self._call_next()
 
     def wait(self, client: str, act: Callable[[], None]) -> None:
         """Have ``act`` called in a later turn of the loop."""
@@ -120,14 +124,10 @@ class Turns:
             self._wait(transport)
             transport.pause_reading()
         elif len(data) <= _SLICE_BYTES:
-            began_s = self._now_s()
-            self._take(data)
-            self._share.spend(self._now_s() - began_s)
+            self._share.do_now(self._take, data)
         else:
             self._rest = data
-            began_s = self._now_s()
-            self._turn(transport)
-            self._share.spend(self._now_s() - began_s)
+            self._share.do_now(lambda _: self._turn(transport), data)
             if self._rest:
                 transport.pause_reading()
 

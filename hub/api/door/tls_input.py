@@ -125,9 +125,7 @@ class TlsInput(asyncio.BufferedProtocol):
             self._early += data
             self._pause()
         elif self._share.has_room:
-            began_s = time.monotonic()
-            self._pass(data)
-            self._share.spend(time.monotonic() - began_s)
+            self._share.do_now(self._pass, data)
         else:
             self._early = data
             self._pause()

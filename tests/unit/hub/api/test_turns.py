@@ -118,7 +118,7 @@ async def test_a_connection_that_closes_before_its_turn_is_not_parsed_and_a_faul
     share, faults = LoopShare(slow_clock), list[Any]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
     gone, good = (Turns(taken.append, lambda: True, share, lambda: "a", slow_clock) for _ in range(2))
-    share.spend(1.0)
+    share.do_now(lambda _: None, b"")
     gone.came(b"gone", Transport())
     share.wait("a", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     good.came(b"good", Transport())
