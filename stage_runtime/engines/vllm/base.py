@@ -11,12 +11,13 @@ from typing import Any
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report
+from stage_runtime.engines.client_threads import ClientThreads
 from stage_runtime.engines.draws import give_draws_back
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.ranks import count_ranks_plainly
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.engines.vllm.forms.checking import check_forms_once
-from stage_runtime.engines.vllm.forms.threads import FormThreads, put_forms_behind_engine
+from stage_runtime.engines.vllm.forms.threads import put_forms_behind_engine
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
     Model,
@@ -51,7 +52,7 @@ class LlmStage:
         #: The LLMEngine; None before ``load`` and after ``close``.
         self._llm: Any = None
         # The next four are there once the engine has loaded.
-        self._form_threads: FormThreads
+        self._form_threads: ClientThreads
         self._model: Model
         self._runs: Runs
         self._adapters: Adapters

@@ -19,12 +19,12 @@ from omni_discovery.errors import ConfigError, InvalidRequestError
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import NotResumableError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, checked_args
+from stage_runtime.engines.client_threads import work_of
 from stage_runtime.engines.errors import error_of
 from stage_runtime.engines.sampling import token_sampling
 from stage_runtime.engines.vllm import prompt_logprobs, resume
 from stage_runtime.engines.vllm.base import LlmStage, failed_output
 from stage_runtime.engines.vllm.forms.checking import check_form
-from stage_runtime.engines.vllm.forms.threads import forms_of
 from stage_runtime.engines.vllm.handoff import Answer, HandoffArgs, Handoffs, HiddenStates
 from stage_runtime.engines.vllm.interrupt import can_pause, rest_of, take_over
 from stage_runtime.engines.vllm.load import id_of_token
@@ -183,7 +183,7 @@ class VllmEngine(LlmStage):
         if params.structured_outputs is None:
             return self._reader.read_long(request, params, lora, self._model, earlier)
         check = functools.partial(check_form, params, self._llm.vllm_config, self._model.tokenizer)
-        with forms_of(request.client):
+        with work_of(request.client):
             self._reader.read_behind(check, self._form_threads, request, params, lora, self._model, earlier)
         return True
 

@@ -6,16 +6,16 @@ Pictures for a multimodal model come with the request, in messages or beside the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.client_threads import ClientThreads, work_of
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
-from stage_runtime.engines.vllm.forms.threads import lower_priority
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_prompt
 
@@ -77,7 +77,7 @@ class Reading:
 
 
 class PromptReader:
-    """Reads long prompts in a thread, one after the other: the engine goes on with other requests meanwhile.
+    """Reads long prompts in a thread, one after the other, the clients in turn: the engine goes on meanwhile.
 
     Another one unpacks pictures and other items, and prepares them for the model, which may take a second for a picture
     of a few KB: those of one request after those of another, and of one client twice in a row only if nobody else has
@@ -85,8 +85,8 @@ class PromptReader:
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "PromptReader")
-        self._items_thread = ThreadPoolExecutor(1, "ItemsReader", lower_priority)
+        self._thread = ClientThreads(1, "PromptReader", is_low=False)
+        self._items_thread = ClientThreads(1, "ItemsReader")
         self._readings: dict[str, Reading] = {}
         #: What is made of a prompt with items in their thread. Set once the engine has loaded.
         self.prepare: Callable[[Prompt], Prompt] = lambda prompt: prompt
@@ -108,7 +108,8 @@ class PromptReader:
         if brings_items(request, model):
             read.set_result(None)
         elif _is_long(request):
-            read = self._thread.submit(read_request, request, model, earlier)
+            with work_of(request.client):
+                read = self._thread.submit(read_request, request, model, earlier)
         else:
             return False
         items = self._reader_of_items(request, model, earlier)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from stage_runtime.engines.client_threads import work_of
 from stage_runtime.engines.vllm.forms.checking import form_errors
-from stage_runtime.engines.vllm.forms.threads import forms_of
 from stage_runtime.engines.vllm.handoff import HiddenStates, Rows
 from stage_runtime.engines.vllm.prompt import Prompt
 
@@ -49,13 +49,13 @@ class Runs:
         """Have vLLM begin a run; returns where its hidden states will be, None if none are recorded for it.
 
         Lower ``priority`` goes first; ``trace`` is a W3C traceparent or empty; ``client`` has turns with others, see
-        ``FormThreads``. Raise InvalidRequestError if vLLM refuses the prompt or the parameters.
+        ``ClientThreads``. Raise InvalidRequestError if vLLM refuses the prompt or the parameters.
         """
         more: dict[str, Any] = {"priority": priority} if self._takes_priority else {}
         if trace:
             more["trace_headers"] = {"traceparent": trace}
         # vLLM has the form of the answer compiled from here on.
-        with form_errors(params), forms_of(client):
+        with form_errors(params), work_of(client):
             vllm_name = self._llm.add_request(name, prompt, params, lora_request=lora, **more)
         self._names[name] = vllm_name
         # A request reads no prefix cache exactly if the hidden states of all its tokens are wanted, or its prompt's

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from omni_discovery.inputs.media_links import links_of
 from omni_discovery.wire import FailureKind
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest
+from stage_runtime.engines.client_threads import ClientThreads, work_of
 from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.files import wav_of
 from stage_runtime.engines.media.fetch import fetch_links
@@ -69,7 +70,7 @@ _HANDOFF_WAIT_S: Final = 10.0
 _IDLE_S: Final = 0.001
 #: Tokens of an answer without which a thinker, handing over whole, has nothing to be spoken: the last is left out.
 _LEAST_SPOKEN: Final = 2
-#: Requests whose pictures, sound, videos and long texts are read at once.
+#: Requests whose pictures, sound, videos and long texts are read at once; of one client, one less.
 _READERS: Final = 4
 #: How many pieces of one request may wait to be fetched.
 _MOST_UNREAD: Final = 16
@@ -141,7 +142,7 @@ class OmniStage:
         #: By the request's key, and the keys by vLLM's name.
         self._runs: dict[str, _Run] = {}
         self._keys: dict[str, str] = {}
-        self._readers: ThreadPoolExecutor | None = None
+        self._readers: ClientThreads | None = None
         self._names = itertools.count()
         self._due: list[EngineOutput] = []
         self._quiet_at_s = 0.0
@@ -221,7 +222,8 @@ class OmniStage:
             has_files = has_items(request.inputs) or processing.use_audio_in_video
             if has_files or is_long(request.inputs):
                 # In a thread: the other requests go on meanwhile.
-                run.reading = self._reader().submit(self._read, request, processing, has_files=has_files)
+                with work_of(request.client):
+                    run.reading = self._reader().submit(self._read, request, processing, has_files=has_files)
             else:
                 self._begin_first(run, _Read(request, None, first_prompt(request, loaded, self._tokenizer, None)))
         elif request.stream_from:
@@ -311,9 +313,9 @@ class OmniStage:
 
     # ---- input
 
-    def _reader(self) -> ThreadPoolExecutor:
+    def _reader(self) -> ClientThreads:
         if self._readers is None:
-            self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="items")
+            self._readers = ClientThreads(_READERS, "items")
         return self._readers
 
     def _read(self, request: StageRequest, processing: Processing, *, has_files: bool) -> _Read:
