@@ -7,7 +7,7 @@ import re
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from omni_discovery.commands.registry import add_registry_options, tell_if_empty, user_runtime_dir, with_registry
 
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from omni_discovery.commands.history_log import AnyTransition, EventReader, HubLife, Life
-    from omni_discovery.kv import KVStore
+    from omni_discovery.commands.history_log import AnyTransition, HubLife, Life
+    from omni_discovery.kv import KVStore, WatchEvent
     from omni_discovery.records.schema import HubRecord, ReplicaInfo
 
 #: A watch of past revisions that brings nothing for so long has caught up with the present.
 _CAUGHT_UP_S: Final = 0.5
+#: What is read of the past at most. If there is more, the newest.
 _MOST_S: Final = 20.0
+_MOST_CHANGES: Final = 20_000
+#: So many revisions are looked back at first if not all can be read; then twice as many further back, and so on.
+_LOOK_BACK: Final = 128
 _LAST_YEAR: Final = 9999
+_AnyLife = TypeVar("_AnyLife", "Life", "HubLife")
 _TARGET: Final = re.compile(r"(\d{1,9})(?:/(\d{1,9}))?")
 
 
@@ -67,6 +72,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
     import dataclasses
 
     from omni_discovery.commands.history_log import history_file, read_log
+    from omni_discovery.commands.output import say
     from omni_discovery.commands.terminal import TextConsole, print_json
 
     past = await read_registry(kv, arguments.namespace)
@@ -78,6 +84,8 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
         hubs = []
     every: list[Life | HubLife] = [*replicas, *hubs]
     if arguments.json:
+        if not past.is_whole:
+            say(_since(past), error=True)
         for life in every:
             print_json({**dataclasses.asdict(life), "end": life.end})
         return 0
@@ -106,7 +114,7 @@ async def _show(kv: KVStore, arguments: argparse.Namespace) -> int:
 
 def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], limit: int, now_s: float) -> None:
     console.print(history_table(replicas, limit, now_s, console.width))
-    for line in reasons(replicas[-limit:]):
+    for line in reasons(newest(replicas, limit)):
         console.print(line, style="red")
     if hubs:
         console.print(hub_history_table(hubs, limit, now_s, console.width))
@@ -116,7 +124,7 @@ def _print_lives(console: Console, replicas: list[Life], hubs: list[HubLife], li
 class RegistryPast:
     """What a registry tells of its past: the transitions that are not compacted, and what is registered now.
 
-    ``oldest`` is the oldest revision left.
+    ``oldest`` is the oldest revision left, ``read_from`` the one from which on all was read.
     """
 
     registry: str
@@ -124,6 +132,12 @@ class RegistryPast:
     replicas: Sequence[ReplicaInfo]
     hubs: Sequence[HubRecord]
     oldest: int
+    read_from: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that is left was read."""
+        return self.read_from <= self.oldest
 
 
 def merge(
@@ -143,9 +157,10 @@ def merge(
 
 
 async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:
-    """Read what a registry tells of a namespace's past. Raise RegistryError."""
+    """Read what a registry tells of a namespace's past, or the newest of it. Raise RegistryError."""
+    import asyncio
+
     from omni_discovery.commands.history_log import EventReader
-    from omni_discovery.errors import CompactedError
     from omni_discovery.records import keys
     from omni_discovery.stories import registry_name
     from omni_discovery.view.table import ReplicaTable
@@ -154,54 +169,113 @@ async def read_registry(kv: KVStore, namespace: str) -> RegistryPast:
     listing = await kv.list(keys.namespace_prefix(namespace))
     table.replace(listing, time.time())
     view, registry = table.snapshot(), registry_name(listing.cluster_id)
+    # Not the whole namespace: it has a beat of each hub in each second.
+    past = _Past(kv, (keys.hubs_prefix(namespace), keys.replicas_prefix(namespace)), listing.revision)
+    await past.read()
+    reader = EventReader(namespace, registry)
+    found = await asyncio.to_thread(lambda: [each for event in past.events() for each in reader.read_event(event)])
     replicas, hubs = list(view.replicas.values()), list(view.hubs.values())
-    oldest = 1
-    for _ in range(3):
-        found: list[AnyTransition] = []
-        reader = EventReader(namespace, registry)
-        try:
-            # Not the whole namespace: it has a beat of each hub in each second.
-            for prefix in (keys.hubs_prefix(namespace), keys.replicas_prefix(namespace)):
-                await _replay(kv, prefix, oldest, listing.revision, reader, found)
-            return RegistryPast(registry, found, replicas, hubs, oldest)
-        except CompactedError as error:
-            if not error.compact_revision:
-                break
-            # Some servers leave a delete out of a watch that begins on the compacted revision itself.
-            oldest = error.compact_revision + 1
-    return RegistryPast(registry, [], replicas, hubs, listing.revision)
+    return RegistryPast(registry, found, replicas, hubs, past.oldest, past.read_from)
 
 
-async def _replay(
-    kv: KVStore, prefix: str, start: int, end: int, reader: EventReader, found: list[AnyTransition]
-) -> None:
-    """Add to ``found`` the transitions between two revisions, and perhaps some later ones.
+class _Past:
+    """The changes of some keys up to a revision, as far as they can be read.
 
-    Gives up after 20 seconds, or when the watch brings nothing for half a second. Raise CompactedError.
+    ``oldest`` is the oldest revision that is not compacted, ``read_from`` the one from which on all was read.
     """
-    import asyncio
 
-    if start > end:
-        return
-    deadline_s = time.monotonic() + _MOST_S
-    async with aclosing(kv.watch(prefix, start)) as batches:
-        while time.monotonic() < deadline_s:
+    def __init__(self, kv: KVStore, prefixes: Sequence[str], end: int) -> None:
+        self._kv, self._prefixes = kv, prefixes
+        # Half of the time is for a look at all of it.
+        self._deadline_s = time.monotonic() + _MOST_S / 2
+        self._room = _MOST_CHANGES
+        self._looks: list[list[WatchEvent]] = []
+        self.oldest, self.read_from = 1, end + 1
+
+    def events(self) -> Iterator[WatchEvent]:
+        """The changes that were read; those of each key in their order."""
+        for look in reversed(self._looks):
+            yield from look
+
+    async def read(self) -> None:
+        """Read all of it, or else the newest. Raise RegistryError."""
+        from omni_discovery.errors import CompactedError
+
+        size = self.read_from
+        while self.read_from > self.oldest:
+            start = max(self.oldest, self.read_from - size)
             try:
-                async with asyncio.timeout(_CAUGHT_UP_S):
-                    batch = await anext(batches)
-            except TimeoutError:
+                look = await self._changes(start, self.read_from - 1)
+            except CompactedError as error:
+                # Some servers leave a delete out of a watch that begins on the compacted revision itself.
+                oldest = error.compact_revision + 1
+                if oldest <= self.oldest:
+                    self.oldest = self.read_from
+                    return
+                self.oldest = oldest
+                continue
+            if look is not None:
+                self._looks.append(look)
+                self._room -= len(look)
+                self.read_from = start
+                size *= 2
+            elif size > _LOOK_BACK and not self._looks:
+                size = _LOOK_BACK
+                self._deadline_s += _MOST_S / 2
+            else:
                 return
-            for event in batch.events:
-                found.extend(reader.read_event(event))
-            if batch.revision >= end:
-                return
+
+    async def _changes(self, start: int, end: int) -> list[WatchEvent] | None:
+        """The changes between two revisions; None if there is no more room for them, or no time."""
+        found: list[WatchEvent] = []
+        for prefix in self._prefixes:
+            if not await self._replay(prefix, start, end, found):
+                return None
+        return found
+
+    async def _replay(self, prefix: str, start: int, end: int, found: list[WatchEvent]) -> bool:
+        """Add to ``found`` the changes between two revisions; whether these are all.
+
+        A watch that brings nothing for half a second has none left. Raise CompactedError.
+        """
+        import asyncio
+
+        async with aclosing(self._kv.watch(prefix, start)) as batches:
+            while len(found) <= self._room and time.monotonic() < self._deadline_s:
+                try:
+                    async with asyncio.timeout(_CAUGHT_UP_S):
+                        batch = await anext(batches)
+                except TimeoutError:
+                    return True
+                found += [event for event in batch.events if _revision_of(event) <= end]
+                if batch.revision >= end:
+                    return len(found) <= self._room
+        return False
+
+
+def _revision_of(event: WatchEvent) -> int:
+    from omni_discovery.kv import PutEvent
+
+    return event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
+
+
+def newest(found: list[_AnyLife], limit: int) -> list[_AnyLife]:
+    """The newest ``limit`` of lives, which are the oldest first; none that has ended in place of one that goes on."""
+    order = sorted(range(len(found)), key=lambda at: (not found[at].is_gone, at))
+    return [found[at] for at in sorted(order[-limit:])]
 
 
 def heading(namespace: str, past: RegistryPast, count: int, width: int = 80) -> str:
     """What the tables are about: one line, or two where it is wider than ``width``."""
     whose = f"namespace {namespace} · registry {past.registry} · {count} {'life' if count == 1 else 'lives'}"
-    since = f"etcd remembers from revision {past.oldest}"
+    since = _since(past)
     return f"{whose} · {since}" if len(f"{whose} · {since}") <= width else f"{whose}\n{since}"
+
+
+def _since(past: RegistryPast) -> str:
+    if past.is_whole:
+        return f"etcd remembers from revision {past.oldest}"
+    return f"read from revision {past.read_from} on; the older ones, from {past.oldest} on, are too many"
 
 
 def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) -> Table:
@@ -209,7 +283,7 @@ def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) 
     from rich.text import Text
 
     rows: list[tuple[Any, ...]] = []
-    for life in found[-limit:]:
+    for life in newest(found, limit):
         up_from = _moment(life.up_at_s, now_s) if life.up_at_s else Text("never", style="dim")
         style = "red" if life.end.startswith(("lost", "failed")) else "dim"
         end = Text(life.short_end, style=style)
@@ -219,7 +293,7 @@ def history_table(found: list[Life], limit: int, now_s: float, width: int = 80) 
     if not found:
         table.caption = "no such replica was ever registered here, as far as is known"
     elif len(found) > limit:
-        table.caption = f"{len(found) - limit} older ones are not shown; see --limit and --json"
+        table.caption = f"{len(found) - limit} older ones that ended are not shown; see --limit and --json"
     return table
 
 
@@ -235,7 +309,7 @@ def hub_history_table(found: list[HubLife], limit: int, now_s: float, width: int
     from rich.text import Text
 
     rows: list[tuple[Any, ...]] = []
-    for life in found[-limit:]:
+    for life in newest(found, limit):
         until: Any = Text("live", style="green")
         if life.is_gone:
             until = "?" if life.gone_at_s is None else _moment(life.gone_at_s, now_s)

@@ -185,8 +185,7 @@ class TopSource:
 
     async def _read_lives(self) -> list[Life]:
         past = await read_registry(self._kv, self._namespace)
-        log = await asyncio.to_thread(lambda: list(read_log(self._log_file)))
-        lives, _, _ = merge(past, log)
+        lives, _, _ = await asyncio.to_thread(lambda: merge(past, read_log(self._log_file)))
         return lives
 
     # ---- what a key asks for

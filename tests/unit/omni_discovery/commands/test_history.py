@@ -18,6 +18,7 @@ from omni_discovery.commands.history import (
     history_table,
     hub_history_table,
     merge,
+    newest,
     read_registry,
     reasons,
 )
@@ -211,6 +212,48 @@ async def test_what_the_registry_remembers_is_read_from_its_oldest_revision_on()
     assert past.oldest > 1
 
 
+@pytest.mark.attack("Y2")
+async def test_of_a_past_that_is_too_long_the_newest_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a replica writes its key more often than is read, and others come and go
+    2. the others' newest lives are read whole, and it is said from where on
+    """
+    monkeypatch.setattr("omni_discovery.commands.history._MOST_CHANGES", 1000)
+    kv = FakeKV(ManualClock())
+    await kv.put(KEY, value(ReplicaStatus.UP, 103.0))
+    await kv.delete(KEY)
+    for number in range(1500):
+        await kv.put(
+            keys.replica_key("n", 0, 2),
+            value(ReplicaStatus.UP, float(number)).replace(b'"replica_id":1', b'"replica_id":2'),
+        )
+    await kv.put(KEY, value(ReplicaStatus.UP, 203.0))
+    await kv.delete(KEY)
+    past = await read_registry(kv, "n")
+    assert not past.is_whole
+    assert (past.oldest, past.read_from) == (1, 1506 - 128 - 256 - 512)
+    assert [(life.replica_id, life.is_gone) for life in merge(past, [])[0]] == [(2, False), (1, True)]
+    assert f"read from revision {past.read_from} on" in heading("n", past, 2)
+    kv.compact()
+    assert (await read_registry(kv, "n")).is_whole
+
+
+@pytest.mark.attack("Y2")
+async def test_a_past_that_is_too_long_in_one_moment_is_said_not_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_discovery.commands.history._MOST_S", 0.0)
+    kv = FakeKV(ManualClock())
+    await kv.put(KEY, value(ReplicaStatus.UP, 103.0))
+    past = await read_registry(kv, "n")
+    assert (past.is_whole, past.transitions) == (False, [])
+    assert [life.is_gone for life in merge(past, [])[0]] == [False]
+
+
+def test_lives_that_go_on_are_shown_before_those_that_have_ended() -> None:
+    lived = [Life(0, number, 5, is_gone=number != 1) for number in range(6)]
+    assert [life.replica_id for life in newest(lived, 3)] == [1, 4, 5]
+    assert newest(lived, 9) == lived
+    assert history_table(lived, 3, 1000.0).caption == "3 older ones that ended are not shown; see --limit and --json"
+
+
 HUB = HubRecord(hub_id="front-1", host="front", pid=7, started_at=50.0, version="0.2")
 
 
@@ -265,7 +308,7 @@ def test_lives_of_another_registry_are_left_out_and_counted(tmp_path: Path) -> N
     unnamed = Transition(stage_id=0, replica_id=1, epoch=5, what="gone", at_s=131.0, host="gpu-7", pid=42)
     stranger = Transition(stage_id=9, replica_id=9, epoch=5, what="gone", at_s=131.0, host="gpu-7", pid=42)
     log = [*read_log(file), unnamed, stranger]
-    past = RegistryPast("2", read(IS_UP, GONE), [], [], 1)
+    past = RegistryPast("2", read(IS_UP, GONE), [], [], 1, 1)
     replicas, hubs, others = merge(past, log)
     assert ([(life.epoch, life.gone_at_s) for life in replicas], hubs, others) == ([(5, 131.0)], [], 3)
     replicas, hubs, others = merge(past, log, every=True)
@@ -311,7 +354,7 @@ def test_the_table_has_dates_and_fits_and_the_reasons_below_it_are_whole() -> No
     assert list(reasons([failed, drained])) == [f"10/100 of epoch 123456 failed: {why.strip()}"]
     starting = Life(0, 1, 8, "h", 2, 1.0, None, 9.0, 10.0, True, "starting")
     assert column(printed(history_table([starting, failed], 40, now_s)), "end") == "lost while starting failed"
-    hub = merge(RegistryPast("1", [], [], [HUB], 1), [])[1]
+    hub = merge(RegistryPast("1", [], [], [HUB], 1, 1), [])[1]
     lines = printed(hub_history_table(hub, 40, now_s))
     assert all(len(line) <= 80 for line in lines), lines
     assert "front-1" in "\n".join(lines)
@@ -343,7 +386,7 @@ def test_any_transitions_make_one_life_for_each_epoch(transitions: list[Transiti
 
 
 def test_the_heading_breaks_between_its_parts_where_the_window_is_narrow() -> None:
-    past = RegistryPast("1f2e3d4c5b6a7988", [], [], [], 12345)
+    past = RegistryPast("1f2e3d4c5b6a7988", [], [], [], 12345, 12345)
     whose, since = "namespace omni · registry 1f2e3d4c5b6a7988 · 12 lives", "etcd remembers from revision 12345"
     assert heading("omni", past, 12, 80).splitlines() == [whose, since]
     assert heading("omni", past, 12, 120) == f"{whose} · {since}"
