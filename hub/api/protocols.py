@@ -28,6 +28,7 @@ from websockets.frames import CloseCode
 
 from hub.api.connections import ConnectionLimits, Connections, Cut
 from hub.api.errors import error_body
+from hub.api.exchange import client_name
 from hub.api.turns import LoopShare, Turns
 from omni_discovery.log_once import LogOnce
 
@@ -123,8 +124,8 @@ class Bounded(ABC):
 
 
 def place_of(client: tuple[str, int] | None) -> str:
-    """The address that a connection comes from; empty where it has none."""
-    return client[0] if client else ""
+    """Who shares a turn with a connection: its address, or network; empty where it has none."""
+    return client_name("", client[0]) if client else ""
 
 
 def input_wait_of(scope: Mapping[str, Any]) -> Callable[[bool], None] | None:

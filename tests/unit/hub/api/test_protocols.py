@@ -6,7 +6,7 @@ import h11
 import pytest
 
 from hub.api.connections import Cut
-from hub.api.protocols import _Framing
+from hub.api.protocols import _Framing, place_of
 
 LINE = b"a: b\r\n"
 
@@ -35,3 +35,10 @@ def test_what_comes_behind_a_body_has_few_lines_too() -> None:
     begin = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
     assert parsed(begin, LINE * 2000 + b"\r\n") == ([h11.Request, h11.Data], Cut.MANY_LINES)
     assert parsed(begin, LINE * 10 + b"\r\n") == ([h11.Request, h11.Data, h11.EndOfMessage], None)
+
+
+@pytest.mark.attack("X5")
+def test_addresses_of_one_network_of_a_host_have_turns_together() -> None:
+    assert place_of(("2001:db8::1", 5)) == place_of(("2001:db8::2%eth0", 6)) == "2001:db8::/64"
+    assert place_of(("::ffff:10.0.0.1", 5)) == place_of(("10.0.0.1", 6)) == "10.0.0.1"
+    assert place_of(None) == ""
