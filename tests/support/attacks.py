@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVWX")
+KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVWXY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +374,8 @@ ATTACKS: Final = (
     Attack("X3", "a picture of a few KB and 64 million pixels, beside others' requests", "prepared beside the engine"),
     Attack("X4", "a gigabyte of made-up jobs, of which hubs list all", "96 MiB of them are kept"),
     Attack("X5", "thousands of requests, or greetings of TLS, whose last bytes come at one moment", "read in turn"),
+    Attack("Y1", "one client's videos, sound or long texts, before others' at a vLLM-Omni stage", "clients in turn"),
+    Attack("Y2", "a replica's key written without end, before omni history", "the newest are read, and that is said"),
 )
 
 #: Rows without a test, and why.
