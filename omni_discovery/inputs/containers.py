@@ -5,7 +5,7 @@ values and numbers at the ends of what a float can be.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +24,12 @@ MAX_OBJECTS: Final = 4096
 #: Numbers like 1e308, with three digits or more in the exponent: msgspec reads those near the ends of what a float can
 #: be digit by digit, some 8 us each, where any other takes 0.3 us.
 MAX_EXTREMES: Final = 1024
+#: What is counted of arguments of calls, outside of strings.
+_BOUNDS: Final = (
+    (b"[{", MAX_CONTAINERS, "lists and objects"),
+    (b":", MAX_NAMES, "names"),
+    (b",", MAX_VALUES, "values"),
+)
 #: What makes every such number look alike, beside what goes between two.
 _AS_DIGITS: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _NO_NUMBERS: Final = bytes(set(range(256)) - set(b'0123456789eE,:"'))
@@ -91,6 +97,35 @@ def check_objects(parts: Iterable[bytes]) -> None:
             f"the body has more than {MAX_OBJECTS} objects beside its tools and forms, such as messages, their parts "
             "and calls: send less in one request"
         )
+
+
+def check_arguments(prompts: Iterable[Any]) -> None:
+    """Raise InvalidRequestError if the arguments of earlier calls in prompts may cost too much to be decoded.
+
+    They are texts of JSON, which chat templates want as objects: nothing in them counts as the body's own.
+    """
+    texts = [text.encode("utf-8", "surrogatepass") for prompt in prompts for text in _arguments_in(prompt)]
+    size_bytes = sum(map(len, texts))
+    for signs, most, what in _BOUNDS:
+        if size_bytes > most and sum(_number_of(signs, text) for text in texts) > most:
+            raise InvalidRequestError(f"the arguments of earlier calls have more than {most} {what}: send fewer calls")
+    if any(map(has_many_extremes, texts)):
+        raise InvalidRequestError(
+            f"the arguments of a call have more than {MAX_EXTREMES} numbers with exponents of three digits, such as "
+            "1e300: send fewer of them"
+        )
+
+
+def _arguments_in(prompt: Any) -> Iterator[str]:
+    waiting = [prompt]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            if isinstance(text := value.get("arguments"), str):
+                yield text
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            waiting += [each for each in value if isinstance(each, Mapping | list | tuple)]
 
 
 def _has_more(body: bytes, signs: bytes, most: int) -> bool:

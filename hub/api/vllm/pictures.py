@@ -7,7 +7,7 @@ template with placeholders and passes on the files that came in the request or w
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from traceback import walk_tb
@@ -20,9 +20,12 @@ from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
+from hub.api.vllm.bounds.body import run_aside
 from hub.api.vllm.bounds.texts import bound_tokenizers
+from hub.api.vllm.errors import as_vllm_error
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
-from omni_discovery.errors import InvalidRequestError
+from omni_discovery.errors import InvalidRequestError, OverloadedError
+from omni_discovery.inputs.picture_heads import check_head
 
 #: Bound of the pictures of one request together: one message to a replica has to hold them.
 MAX_PICTURES_BYTES: Final = 3 << 20
@@ -120,7 +123,9 @@ class _LeavesPictures:
         """See vLLM."""
         parent: Any = super()
         with _refused():
-            _check_pixels(messages)
+            if (size_bytes := sum(map(len, _urls_in(messages)))) > 0:
+                # To open them may take some tenths of a second.
+                await _aside(size_bytes, lambda: _check_pixels(messages))
             return await parent.render_messages_async(messages, params)
 
     async def process_for_engine_async(
@@ -150,15 +155,20 @@ class _LeavesPictures:
         """Do nothing: the hub processes no pictures."""
 
 
+async def _aside(size_bytes: int, check: Callable[[], object]) -> None:
+    try:
+        await run_aside(size_bytes, check)
+    except OverloadedError as error:
+        raise as_vllm_error(error) from error
+
+
 def _check_pixels(messages: Iterable[Any]) -> None:
     """Raise VLLMValidationError if the pictures have too many pixels together, by their headers.
 
     vLLM decodes all pictures of a request before it counts them. Pictures behind links are not checked: their hosts
     are named by the operator.
     """
-    pixels = 0
-    for part in _parts_of(messages):
-        pixels += _pixels_of(part)
+    pixels = sum(map(_pixels_of, _urls_in(messages)))
     if pixels > MAX_PIXELS:
         raise VLLMValidationError(
             f"the pictures have {pixels} pixels, where one request may show {MAX_PIXELS}: send fewer or smaller ones"
@@ -178,14 +188,23 @@ def _parts_of(messages: Iterable[Any]) -> Iterator[Mapping[str, Any]]:
         yield from (part for part in (content if isinstance(content, list) else ()) if isinstance(part, Mapping))
 
 
-def _pixels_of(part: Any) -> int:
-    shown = part.get("image_url")
-    url = shown.get("url") if isinstance(shown, Mapping) else shown
-    if not isinstance(url, str) or not url.lstrip().lower().startswith("data:"):
-        return 0
+def _urls_in(messages: Iterable[Any]) -> Iterator[str]:
+    """The pictures that come in the request, as data: URLs."""
+    for part in _parts_of(messages):
+        shown = part.get("image_url")
+        url = shown.get("url") if isinstance(shown, Mapping) else shown
+        if isinstance(url, str) and url.lstrip()[:5].lower() == "data:":
+            yield url
+
+
+def _pixels_of(url: str) -> int:
     # vLLM accepts more forms of data: URLs than the hub's own API; only the file matters here.
     try:
-        picture = Image.open(BytesIO(b64decode(url.partition(",")[2])), formats=PICTURE_FORMATS)
+        file = b64decode(url.partition(",")[2])
+        check_head(file)
+        picture = Image.open(BytesIO(file), formats=PICTURE_FORMATS)
+    except InvalidRequestError as error:
+        raise VLLMValidationError(f"image_url: {error}") from error
     except Image.DecompressionBombError:
         return MAX_PIXELS + 1
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from omni_discovery.data_urls import MAX_PIXELS, PICTURE_FORMATS
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.picture_heads import check_head
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 def open_picture(file: bytes, others: Sequence[Image]) -> Image:
     """The picture in a file, behind ``others`` of the same request.
 
-    Raise InvalidRequestError if it can't be read, or if all together have more than ``MAX_PIXELS``.
+    Raise InvalidRequestError if it can't be read, or not soon, or if all together have more than ``MAX_PIXELS``.
     """
     from PIL import Image, UnidentifiedImageError
 
+    check_head(file)
     try:
         picture = Image.open(io.BytesIO(file), formats=PICTURE_FORMATS)
         is_small = sum(each.width * each.height for each in (*others, picture)) <= MAX_PIXELS

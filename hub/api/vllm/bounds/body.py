@@ -19,7 +19,7 @@ from hub.api.errors import BodyTooLongError
 from hub.api.long_bodies import WaitingBodies, long_body, memory_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_objects, check_text, check_values
+from omni_discovery.inputs.containers import check_arguments, check_objects, check_text, check_values, decode_any
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ _LARGE_BYTES: Final = 16 << 10
 _LARGE_FORM_BYTES: Final = 1 << 10
 #: One of these is in each body with forms or tools: their names, or what any name may be written with.
 _FORM_SIGNS: Final = (b"structured_outputs", b"response_format", b'"text"', b"output_config", b'"tools"', b"\\u")
+#: One of these is in each prompt with earlier calls.
+_ARGUMENTS_SIGNS: Final = (b'"arguments"', b"\\u")
 #: A single one: two would take the loop's time from it twice as often.
 _thread: Final = ThreadPoolExecutor(1, "BodyCheck")
 _RETRY_AFTER_S: Final = 1.0
@@ -108,6 +110,7 @@ def check_body(body: bytes) -> Asked:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
+    _check_arguments(parts)
     conversations = _lists_in(bytes(parts.get("messages", b"")))
     if conversations > MAX_CONVERSATIONS:
         raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
@@ -127,6 +130,14 @@ def check_body(body: bytes) -> Asked:
     tools = asked.tools if isinstance(asked.tools, list) else []
     _check_tools(tools, budget)
     return Asked(bool(tools), prompts, any(_is_asked(parts, name) for name in _SHOW_PROMPTS))
+
+
+def _check_arguments(parts: Mapping[str, msgspec.Raw]) -> None:
+    prompts = [bytes(part) for name, part in parts.items() if name in _PROMPTS]
+    try:
+        check_arguments(decode_any(each) for each in prompts if any(sign in each for sign in _ARGUMENTS_SIGNS))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from error
 
 
 def _check_tools(tools: list[Any], budget: FormBudget) -> None:
@@ -250,6 +261,12 @@ async def checked_aside(check: Callable[[bytes], object], whole: bytes, scope: S
         await _checks.run(client_of(scope), len(whole), lambda: check(whole))
 
 
+async def run_aside(size_bytes: int, check: Callable[[], object]) -> None:
+    """Have something in the current context's request checked. Raise what ``check`` does, or OverloadedError."""
+    body = _current.get()
+    await _checks.run("" if body is None else body.client, size_bytes, check)
+
+
 class Body:
     """The body of a request, which is passed on piece by piece; its last piece only once the whole was checked."""
 
@@ -265,6 +282,11 @@ class Body:
         #: Processor time in which its answer was read for calls, where no parser is kept for one answer.
         self.reading_s = 0.0
         self._check_length(int(length[:20]) if length.isdecimal() else 0)
+
+    @property
+    def client(self) -> str:
+        """Whose it is."""
+        return client_of(self._scope)
 
     def _check_length(self, size_bytes: int) -> None:
         if size_bytes > MAX_BYTES:

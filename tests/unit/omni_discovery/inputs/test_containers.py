@@ -18,6 +18,7 @@ from omni_discovery.inputs.containers import (
     MAX_OBJECTS,
     MAX_VALUES,
     _number_of,
+    check_arguments,
     check_containers,
     check_objects,
     check_text,
@@ -149,3 +150,39 @@ def test_where_any_json_is_read_such_numbers_take_about_as_long_as_others() -> N
         return time.process_time() - begin_s
 
     assert min(took_s(b"1e308") for _ in range(5)) < 10 * min(took_s(b"0.5") for _ in range(5))
+
+
+def with_arguments(*texts: str) -> list[Any]:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": text}} for text in texts]
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]
+
+
+@pytest.mark.attack("Y5")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" + "[]," * MAX_CONTAINERS + "[]]", "lists and objects"),
+        ("[" + "{}," * MAX_CONTAINERS + '"an open string', "lists and objects"),
+        ("{" + '"a":1,' * MAX_NAMES + '"b":2}', "names"),
+        ("[" + "1," * (MAX_VALUES + 1) + "1]", "values"),
+        ("[" + "1e300," * MAX_EXTREMES + "1e300]", "exponents of three digits"),
+    ],
+)
+def test_arguments_of_calls_have_the_bounds_of_a_body(text: str, said: str) -> None:
+    for prompt in (
+        with_arguments(text),
+        [with_arguments(text)],
+        [{"type": "function_call", "name": "f", "arguments": text}],
+        [{"role": "assistant", "function_call": {"name": "f", "arguments": text}}],
+    ):
+        with pytest.raises(InvalidRequestError, match=f"the arguments .*{said}"):
+            check_arguments([prompt])
+    half = text[: len(text) // 2 + 8]
+    if "exponents" not in said:
+        with pytest.raises(InvalidRequestError, match=said):
+            check_arguments([with_arguments(half, half), with_arguments(half)])
+
+
+def test_arguments_that_are_plain_pass() -> None:
+    check_arguments([with_arguments('{"city": "Oslo", "days": [1, 2]}', "no JSON", ""), "a prompt", [1, 2], None])
+    check_arguments([with_arguments(json.dumps({"code": "[[" * MAX_CONTAINERS}))])
