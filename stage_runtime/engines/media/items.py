@@ -15,7 +15,8 @@ from omni_discovery.data_urls import read_picture
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.media.pictures import open_picture
 from stage_runtime.engines.media.sounds import Sound, read_sound
-from stage_runtime.engines.media.videos import MAX_VIDEO_PIXELS, Video, read_video
+from stage_runtime.engines.media.video_process import read_video_apart
+from stage_runtime.engines.media.videos import MAX_VIDEO_PIXELS, Video
 
 #: The inputs that hold items beside a prompt with placeholders for them, and what each of them is to the model.
 BESIDE: Final[Mapping[str, str]] = {"images": "image", "audios": "audio", "videos": "video"}
@@ -54,7 +55,7 @@ class _Items:
             case _:
                 room = MAX_VIDEO_PIXELS - sum(video.decoded for video in self.video)
                 file = _file(part, given, "video")
-                self.video.append(read_video(file, with_sound=self.with_sound, room_pixels=room))
+                self.video.append(read_video_apart(file, with_sound=self.with_sound, room_pixels=room))
 
     def found(self) -> dict[str, Any] | None:
         """As vLLM has them in ``multi_modal_data``."""
