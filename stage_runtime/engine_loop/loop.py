@@ -58,6 +58,8 @@ from stage_runtime.engines.errors import failure_kind, is_panic
 logger = logging.getLogger(__name__)
 
 _IDLE_WAIT_S: Final = 0.5
+#: How long jobs are taken before the engine makes its next step: to read a prompt may take some 10 ms.
+_MOST_TAKING_S: Final = 0.05
 #: Requests that the log line of an engine's crash names.
 _MOST_NAMED: Final = 20
 
@@ -177,8 +179,9 @@ class EngineLoop:
                 return
             self.progress = Progress(busy=True, at_s=self._clock())
             outcomes += self._do(job)
-        # Only this thread takes jobs out, so a queue that is not empty stays so.
-        while not self.jobs.empty():
+        # Only this thread takes jobs out, so a queue that is not empty stays so. What is left waits for one step.
+        ends_s = self._clock() + _MOST_TAKING_S
+        while not self.jobs.empty() and self._clock() < ends_s:
             outcomes += self._do(self.jobs.get_nowait())
 
     def _do(self, job: Job) -> Sequence[Outcome]:

@@ -8,13 +8,16 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.containers import decode_any
+from omni_discovery.inputs.containers import check_arguments, decode_any
 
 #: Inputs of vLLM's front end that an engine may not read: what it has made of pictures and sounds, and how.
 _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
 
 #: Characters from which on a text is long: to encode them takes some tens of milliseconds.
 _LONG: Final = 1 << 16
+#: A chat template takes some 30 us for each message, in which as many characters are encoded.
+_EACH: Final = 256
+_COUNTED: Final = frozenset({"role", "content"})
 
 
 def check_unread(inputs: Mapping[str, Any], *, reads_tools: bool = False) -> None:
@@ -74,20 +77,29 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
 
 
 def is_long(inputs: Mapping[str, Any]) -> bool:
-    """Whether the text in a client's prompt or messages is to be read in a thread beside the engine's."""
-    return text_size(inputs) >= _LONG
+    """Whether a client's prompt or messages are to be read in a thread beside the engine's."""
+    return reading_size(inputs) >= _LONG
 
 
-def text_size(inputs: Mapping[str, Any]) -> int:
-    """Characters of the text in a client's prompt or messages, and of its tools. What is none has no size here."""
-    messages = inputs.get("messages")
-    contents: list[Any] = [inputs.get("prompt")]
+def reading_size(inputs: Mapping[str, Any]) -> int:
+    """Characters of a prompt, or of messages and tools, and as many as take as long for each message and its parts.
+
+    Files in messages have no size here.
+    """
+    prompt, messages = inputs.get("prompt"), inputs.get("messages")
+    size = len(prompt) if isinstance(prompt, str) else 0
+    size += len(str(inputs["tools"])) if inputs.get("tools") else 0
     for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping):
+            continue
+        content = message.get("content")
         parts = content if isinstance(content, list) else [{"text": content}]
-        contents += [part.get("text") for part in parts if isinstance(part, Mapping)]
-    size = len(str(inputs["tools"])) if inputs.get("tools") else 0
-    return size + sum(len(each) for each in contents if isinstance(each, str))
+        size += _EACH * max(1, len(parts))
+        texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+        size += sum(len(each) for each in texts if isinstance(each, str))
+        if beside := {name: value for name, value in message.items() if name not in _COUNTED}:
+            size += len(str(beside))
+    return size
 
 
 def _render(
@@ -99,9 +111,10 @@ def _render(
 ) -> list[int]:
     _check_messages(messages, items)
     shown = {"tools": list(tools)} if tools else {}
+    read = _with_arguments_read(messages)
     try:
         text = tokenizer.apply_chat_template(
-            _with_arguments_read(messages),
+            read,
             chat_template=template,
             tokenize=False,
             add_generation_prompt=True,
@@ -115,7 +128,11 @@ def _render(
 
 
 def _with_arguments_read(messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with the arguments of earlier calls as objects, which is how chat templates have them."""
+    """The messages with the arguments of earlier calls as objects, which is how chat templates have them.
+
+    Raise InvalidRequestError if they may cost too much to be decoded.
+    """
+    check_arguments(message["tool_calls"] for message in messages if message.get("tool_calls"))
     return [
         {**message, "tool_calls": [_with_arguments(call) for call in message["tool_calls"]]}
         if isinstance(message.get("tool_calls"), list)

@@ -16,6 +16,8 @@ _USUAL_CHARACTERS: Final = 4
 _PIECE: Final = 1 << 14
 #: From so many characters on, a text's tokens are kept for the next request, which may be another answer to it.
 _WORTH_KEEPING: Final = 1 << 12
+#: Messages from which on what is made of a chat is kept, too.
+_MANY: Final = 64
 
 
 class BoundedTokenizer:
@@ -31,11 +33,18 @@ class BoundedTokenizer:
         self._token_characters = 0
         #: The last long text, whether it was the begin of a prompt, and its tokens, or why it was refused. Swapped
         #: whole, so that another thread finds all of it.
+        self._last_chat: tuple[Any, Any] = (None, None)
         self._last: tuple[str, bool, Sequence[int] | str] = ("", False, ())
 
     def apply_chat_template(self, messages: Any, **options: Any) -> Any:
-        """The tokenizer's own."""
-        return self._tokenizer.apply_chat_template(messages, **options)
+        """The tokenizer's own. A long chat that comes again next, as for another answer to it, is rendered once."""
+        if len(messages) < _MANY:
+            return self._tokenizer.apply_chat_template(messages, **options)
+        last, rendered = self._last_chat
+        if last != (messages, options):
+            rendered = self._tokenizer.apply_chat_template(messages, **options)
+            self._last_chat = (messages, options), rendered
+        return rendered
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The tokens of a text. Raise InvalidRequestError for one that is far too long; others may be too long yet."""

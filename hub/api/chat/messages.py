@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from omni_discovery.data_urls import media_url, picture_url
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.containers import MAX_OBJECTS
 from omni_discovery.inputs.media_links import MediaLinks, check_link, link_in
 
 #: Pictures, sounds and videos of one request; their size together is bounded by the body's.
@@ -33,6 +34,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], links: MediaLinks = NO
     """
     if not messages:
         raise InvalidRequestError("'messages' is empty; send at least one user message")
+    _check_number(messages)
     counts = dict.fromkeys(_MOST, 0)
     for position, message in enumerate(messages):
         where = f"messages[{position}]"
@@ -52,6 +54,16 @@ def check_messages(messages: Sequence[Mapping[str, Any]], links: MediaLinks = NO
     # A tool may have nothing to say.
     if messages[-1].get("role") != "tool" and not _has_content(messages[-1].get("content")):
         raise InvalidRequestError("the last message is empty; write a question into its 'content'")
+
+
+def _check_number(messages: Sequence[Mapping[str, Any]]) -> None:
+    # A model's chat template goes through them one by one.
+    lists = (message.get(name) for message in messages for name in ("content", "tool_calls"))
+    objects = len(messages) + sum(len(each) for each in lists if isinstance(each, list))
+    if objects > MAX_OBJECTS:
+        raise InvalidRequestError(
+            f"'messages' has {objects} messages, parts and calls, and {MAX_OBJECTS} are the most: send less of the chat"
+        )
 
 
 def _check_answer(where: str, message: Mapping[str, Any]) -> None:

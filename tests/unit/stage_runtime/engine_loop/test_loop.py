@@ -490,3 +490,25 @@ def test_what_was_cancelled_hands_nothing_over_however_it_ends(bench: Bench) -> 
     (end,) = bench.turn()
     assert isinstance(end, Finished)
     assert (end.finish_reason, end.payloads, bench.files()) == ("abort", (), 0)
+
+
+@pytest.mark.attack("Y6")
+def test_the_engine_makes_a_step_between_requests_that_take_long_to_begin(bench: Bench) -> None:
+    """1. one request is running, and four come that take 30 ms each to be begun
+    2. two of them are begun before the next step, the others behind it
+    """
+    bench.submit("running")
+    bench.turn()
+    begin = bench.engine.add
+
+    def begin_slowly(request: StageRequest) -> None:
+        bench.clock.now_s += 0.03
+        begin(request)
+
+    bench.engine.add = begin_slowly  # type: ignore[method-assign]
+    for number in range(4):
+        bench.submit(f"slow{number}")
+    bench.turn()
+    assert len(bench.loop) == 3
+    bench.turn()
+    assert len(bench.loop) == 5

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt, text_size
+from stage_runtime.engines.prompts import check_unread, prompt_text, read_prompt, reading_size
 
 
 class Tokenizer:
@@ -69,11 +69,15 @@ def test_what_a_front_end_of_vllm_makes_of_items_is_refused_by_name(name: str) -
     ("inputs", "size"),
     [
         ({"prompt": "abc"}, 3),
-        ({"messages": [{"role": "user", "content": "abc"}, {"content": [{"type": "text", "text": "de"}]}]}, 5),
+        (
+            {"messages": [{"role": "user", "content": "abc"}, {"content": [{"type": "text", "text": "de"}]}]},
+            5 + 2 * 256,
+        ),
         ({"prompt_token_ids": [1, 2]}, 0),
-        ({"messages": ["abc", {"content": 5}, {"content": [1, {"text": 5}, {"type": "image"}]}, {}]}, 0),
+        ({"messages": ["abc", {"content": 5}, {"content": [1, {"text": 5}, {"type": "image"}]}, {}]}, 5 * 256),
         ({"prompt": 5, "messages": {}}, 0),
+        ({"messages": [{"role": "assistant", "tool_calls": ["abc"]}]}, 256 + len("{'tool_calls': ['abc']}")),
     ],
 )
 def test_the_size_of_a_text_is_known_before_it_is_checked(inputs: dict[str, Any], size: int) -> None:
-    assert text_size(inputs) == size
+    assert reading_size(inputs) == size

@@ -98,3 +98,27 @@ def test_a_refusal_is_remembered_too() -> None:
         with pytest.raises(InvalidRequestError, match="Make it shorter"):
             read_prompt(bounded, as_prompt("ab" * 75_000))
     assert tokenizer.read == 3 * 16_384
+
+
+@pytest.mark.attack("Y6")
+def test_the_answers_to_one_long_chat_render_it_once() -> None:
+    class Counting(Tokenizer):
+        rendered = 0
+
+        def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+            self.rendered += 1
+            return super().apply_chat_template(messages, **options)
+
+    tokenizer = Counting()
+    bounded = BoundedTokenizer(tokenizer, 20_000)
+    chats = [{"messages": [{"role": "user", "content": word}] * 100} for word in ("ab", "cd")]
+    for chat in chats:
+        answers = [read_prompt(bounded, {"messages": [dict(each) for each in chat["messages"]]}) for _ in range(16)]
+        assert (
+            answers
+            == [Tokenizer().encode("<user>" + chat["messages"][0]["content"] * 100, add_special_tokens=False)] * 16
+        )
+    assert tokenizer.rendered == 2
+    # Other options make another text.
+    bounded.apply_chat_template(chats[1]["messages"], tools=[{}])
+    assert tokenizer.rendered == 3

@@ -18,6 +18,7 @@ from omni_discovery import wire
 from omni_discovery.data_urls import picture_parts, read_picture
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.inputs.containers import MAX_OBJECTS
 from omni_discovery.inputs.media_links import MediaLinks
 from stage_runtime.engines.base import Engine, StageRequest, create_engine
 from stage_runtime.engines.media.items import PICTURES, take_items
@@ -189,3 +190,17 @@ def test_links_on_the_first_stages_list_are_let_in_and_no_others() -> None:
     ):
         with pytest.raises(InvalidRequestError, match=said):
             parse_chat(body(part), links)
+
+
+@pytest.mark.attack("Y6")
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "x"}] * (MAX_OBJECTS + 1),
+        [{"role": "user", "content": [TEXT] * MAX_OBJECTS}],
+        [{"role": "assistant", "tool_calls": [{}] * MAX_OBJECTS}, {"role": "user", "content": "x"}],
+    ],
+)
+def test_thousands_of_messages_parts_and_calls_are_refused(messages: list[Any]) -> None:
+    with pytest.raises(InvalidRequestError, match=f"messages, parts and calls, and {MAX_OBJECTS} are the most"):
+        parse_chat(json.dumps({"messages": messages}).encode())
