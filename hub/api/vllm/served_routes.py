@@ -33,7 +33,6 @@ _OF_NUMBERS: Final = (
 #: Prompts and answers as tokens, or made from and into them.
 _OF_TOKENS: Final = (
     *("/v1/chat/completions/render", "/v1/messages/render", "/v1/completions/render", "/v1/responses/render"),
-    *("/v1/chat/completions/derender", "/v1/completions/derender"),
     *("/inference/v1/generate", "/inference/v1/abort_requests", "/abort_requests"),
 )
 _OF_THE_SERVER: Final = (
@@ -59,18 +58,23 @@ _OF_MEDIA: Final = (
     *("/v1/realtime/sessions", "/v1/realtime/sessions/{session_id}/step", "/v1/realtime/sessions/{session_id}/reset"),
     *("/v1/realtime/sessions/{session_id}/close", "/v1/realtime/sessions/{session_id}/status"),
 )
+#: They make text of any number of a client's tokens, in the thread that renders all chats, and nothing ends that.
+UNBOUNDED: Final = frozenset({"/v1/chat/completions/derender", "/v1/completions/derender"})
 KNOWN: Final = frozenset((*_OF_TEXT, *_OF_NUMBERS, *_OF_TOKENS, *_OF_THE_SERVER, *_OF_OPERATORS, *_OF_MEDIA))
 
 
 def close_unknown_routes(app: FastAPI) -> None:
-    """Answer with 501 what is not known here, and say so in the log."""
+    """Answer with 501 what is not known here, and say so in the log; and what nothing bounds."""
     routes: list[Any] = app.router.routes
     for position, route in enumerate(routes):
         path = getattr(route, "path", "")
         if path in KNOWN:
             continue
-        logger.warning("api.route_closed path=%s: this release of omni-discovery does not know it", path)
-        closed = _ClosedRoute(path)
+        if path in UNBOUNDED:
+            closed = _ClosedRoute(f"{path}: nothing bounds what it does here; use /detokenize")
+        else:
+            logger.warning("api.route_closed path=%s: this release of omni-discovery does not know it", path)
+            closed = _ClosedRoute(f"{path}: this release does not know this route of its server")
         is_websocket = isinstance(route, APIWebSocketRoute | WebSocketRoute)
         methods = list(route.methods or ()) if isinstance(route, APIRoute | Route) else None
         routes[position] = (
@@ -79,8 +83,8 @@ def close_unknown_routes(app: FastAPI) -> None:
 
 
 class _ClosedRoute:
-    def __init__(self, path: str) -> None:
-        self._error = NotServedError(f"{path}: this release does not know this route of its server")
+    def __init__(self, reason: str) -> None:
+        self._error = NotServedError(reason)
 
     async def refuse(self, _: Request) -> Response:
         return error_response(self._error)

@@ -283,13 +283,13 @@ async def test_a_text_is_made_tokens_only_as_far_as_a_context_reaches() -> None:
 @pytest.mark.parametrize("stage", [TEXT, POOLS], ids=["text", "numbers"])
 async def test_every_route_of_the_server_is_one_that_was_looked_at(stage: StageConfig) -> None:
     """A route that is not known yet: look at what it reads, and where, then add it to KNOWN."""
-    from hub.api.vllm.served_routes import KNOWN
+    from hub.api.vllm.served_routes import KNOWN, UNBOUNDED
 
     async with served(stage) as (app, _, _):
         paths = {getattr(route, "path", "") for route in app.router.routes}
     assert {"/tokenize", "/v1/models", "/metrics"} <= paths
     # vLLM puts these up once its environment lets a process load adapters; they stay closed.
-    assert paths - {"/adapters", "/adapters/{adapter_name}"} <= KNOWN
+    assert paths - {"/adapters", "/adapters/{adapter_name}"} <= KNOWN | UNBOUNDED
 
 
 @pytest.mark.attack("R25")
@@ -305,6 +305,10 @@ async def test_a_route_of_a_later_release_is_closed(caplog: pytest.LogCaptureFix
     async def new(name: str) -> None:
         ran.append(name)
 
+    @app.post("/v1/completions/derender")
+    async def derender() -> None:
+        ran.append("derender")
+
     @app.websocket("/v1/new")
     async def talk(_: WebSocket) -> None:
         ran.append("socket")
@@ -316,6 +320,7 @@ async def test_a_route_of_a_later_release_is_closed(caplog: pytest.LogCaptureFix
     close_unknown_routes(app)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://hub") as client:
         answers = [await client.post("/v1/new/a"), await client.get("/version")]
+        unbounded = await client.post("/v1/completions/derender")
     said: list[Any] = []
     scope = {"type": "websocket", "path": "/v1/new", "headers": [], "query_string": b"", "subprotocols": []}
 
@@ -327,6 +332,7 @@ async def test_a_route_of_a_later_release_is_closed(caplog: pytest.LogCaptureFix
 
     await app(scope, receive, send)
     assert [answer.status_code for answer in answers] == [501, 200]
+    assert (unbounded.status_code, "use /detokenize" in unbounded.text) == (501, True)
     assert (said[0]["type"], ran) == ("websocket.close", [])
     assert [record.getMessage().split(":")[0] for record in caplog.records if "route_closed" in record.msg] == [
         "api.route_closed path=/v1/new/{name}",
