@@ -21,6 +21,8 @@ MAX_VALUES: Final = 1 << 19
 #: Objects that a model of vLLM's server is made of, such as messages, their parts and calls: some 50 us each, for which
 #: the hub's loop waits.
 MAX_OBJECTS: Final = 4096
+#: Values in messages: some 10 us each, as one of the many kinds that a part of a message may be of.
+MAX_MESSAGE_VALUES: Final = 1 << 14
 #: Numbers like 1e308, with three digits or more in the exponent: msgspec reads those near the ends of what a float can
 #: be digit by digit, some 8 us each, where any other takes 0.3 us.
 MAX_EXTREMES: Final = 1024
@@ -96,6 +98,14 @@ def check_objects(parts: Iterable[bytes]) -> None:
         raise InvalidRequestError(
             f"the body has more than {MAX_OBJECTS} objects beside its tools and forms, such as messages, their parts "
             "and calls: send less in one request"
+        )
+
+
+def check_message_values(parts: Iterable[bytes]) -> None:
+    """Raise InvalidRequestError if parts of a body of JSON that hold messages have too many values in all."""
+    if sum(_number_of(b",", part) for part in parts if part.count(b",") > MAX_MESSAGE_VALUES) > MAX_MESSAGE_VALUES:
+        raise InvalidRequestError(
+            f"the messages have more than {MAX_MESSAGE_VALUES} values, such as texts in lists: send less in one request"
         )
 
 

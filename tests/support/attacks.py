@@ -380,6 +380,7 @@ ATTACKS: Final = (
     Attack("Y4", "a picture whose head has thousands of pieces", "refused before it is opened"),
     Attack("Y5", "arguments of earlier calls that are millions of lists", "they have the bounds of a body"),
     Attack("Y6", "thousands of empty messages, for sixteen answers", "4096; read beside the engine, rendered once"),
+    Attack("Y7", "a message to vLLM's server that is a list of half a million texts", "16384 values are the most"),
 )
 
 #: Rows without a test, and why.

@@ -19,7 +19,14 @@ from hub.api.errors import BodyTooLongError
 from hub.api.long_bodies import WaitingBodies, long_body, memory_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
-from omni_discovery.inputs.containers import check_arguments, check_objects, check_text, check_values, decode_any
+from omni_discovery.inputs.containers import (
+    check_arguments,
+    check_message_values,
+    check_objects,
+    check_text,
+    check_values,
+    decode_any,
+)
 from omni_discovery.inputs.tools import MAX_TOOLS, MAX_TOOLS_BYTES
 
 if TYPE_CHECKING:
@@ -38,6 +45,9 @@ MAX_NAMES: Final = 64
 MAX_LENGTH_PENALTY: Final = 10.0
 #: Fields that make up the prompts; all others are said of each answer to each of them.
 _PROMPTS: Final = frozenset({"prompt", "messages", "input"})
+#: Fields of messages; and routes whose ``input`` is of them, too.
+_OF_MESSAGES: Final = frozenset({"messages", "system"})
+_ROUTES_OF_ITEMS: Final = frozenset({"/v1/responses", "/v1/responses/render", "/invocations"})
 #: Bytes of what is said of each answer, times how many answers there are: the server reads it anew for each, in the
 #: hub's loop, and each request to a replica has it.
 MAX_REPEATED_BYTES: Final = 32 << 20
@@ -89,8 +99,11 @@ _FORMS: Final = frozenset(_Forms.__struct_fields__)
 _SPACE: Final = b" \t\r\n"
 
 
-def check_body(body: bytes) -> Asked:
-    """What a body asks for. Raise InvalidRequestError if to read it, or what it asks for, may cost too much."""
+def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
+    """What a body asks for. Raise InvalidRequestError if to read it, or what it asks for, may cost too much.
+
+    ``reads_items``: its input is of items like messages, not of texts or tokens.
+    """
     check_text(body)
     check_values(body)
     # JSON in UTF-8 holds no such byte; in other encodings, which Python reads too, nothing above was counted.
@@ -110,6 +123,8 @@ def check_body(body: bytes) -> Asked:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
+    of_messages = {*_OF_MESSAGES, "input"} if reads_items else _OF_MESSAGES
+    check_message_values(bytes(part) for name, part in parts.items() if name in of_messages)
     _check_arguments(parts)
     conversations = _lists_in(bytes(parts.get("messages", b"")))
     if conversations > MAX_CONVERSATIONS:
@@ -319,7 +334,7 @@ class Body:
 
     def check(self, whole: bytes) -> None:
         """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
-        self.asked = check_body(whole)
+        self.asked = check_body(whole, reads_items=self._scope.get("path") in _ROUTES_OF_ITEMS)
 
     def enter(self) -> None:
         """Make it the body of the current context's request."""

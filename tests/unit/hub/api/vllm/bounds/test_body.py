@@ -16,6 +16,7 @@ from hub.api.vllm.bounds.body import (
     MAX_NAMES,
     MAX_REPEATED_BYTES,
     Asked,
+    Body,
     BodyChecks,
     check_body,
     checked_aside,
@@ -23,7 +24,7 @@ from hub.api.vllm.bounds.body import (
 )
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.inputs.answer_form import MAX_COST, MAX_FORM
-from omni_discovery.inputs.containers import MAX_OBJECTS
+from omni_discovery.inputs.containers import MAX_CONTAINERS, MAX_MESSAGE_VALUES, MAX_OBJECTS
 
 SCOPE = {"type": "http", "client": ("10.0.0.1", 1)}
 
@@ -273,3 +274,46 @@ def test_what_the_server_would_unpack_for_no_stage_is_refused(field: str) -> Non
     check_body(json.dumps({"token_ids": [5], field: None}).encode())
     with pytest.raises(InvalidRequestError, match=f"^{field}: no stage takes it"):
         check_body(json.dumps({"token_ids": [5], field: [{"type": "image_url", "url": "data:,"}]}).encode())
+
+
+@pytest.mark.attack("Y7")
+@pytest.mark.parametrize(
+    ("field", "reads_items"),
+    [("messages", False), ("system", False), ("messages", True), ("input", True)],
+)
+def test_values_in_messages_are_few(field: str, reads_items: bool) -> None:
+    """Each text in a list is tried as fifteen kinds of parts: half a million of them held the loop for 5 s."""
+    many = [{"role": "user", "content": ["a"] * (MAX_MESSAGE_VALUES + 2)}]
+    with pytest.raises(InvalidRequestError, match=f"the messages have more than {MAX_MESSAGE_VALUES} values"):
+        check_body(json.dumps({field: many}).encode(), reads_items=reads_items)
+    check_body(json.dumps({field: [{"role": "user", "content": "a, " * MAX_MESSAGE_VALUES}] * 4}).encode())
+
+
+def test_token_ids_and_texts_of_an_embedding_are_no_messages() -> None:
+    for many in (list(range(100_000)), ["a"] * 100_000):
+        check_body(json.dumps({"input": many}).encode())
+
+
+@pytest.mark.attack("Y7")
+def test_a_route_of_items_has_its_input_counted() -> None:
+    whole = json.dumps({"input": [1] * 100_000}).encode()
+    for path, is_refused in (("/v1/responses", True), ("/v1/embeddings", False)):
+        asked = Body({**SCOPE, "path": path, "headers": []}, receive=_nothing)
+        if is_refused:
+            with pytest.raises(InvalidRequestError, match="values"):
+                asked.check(whole)
+        else:
+            asked.check(whole)
+
+
+async def _nothing() -> Any:
+    raise AssertionError
+
+
+@pytest.mark.attack("Y5")
+def test_arguments_in_a_body_are_counted_also_under_an_escaped_name() -> None:
+    text = json.dumps("[" + "[]," * MAX_CONTAINERS + "[]]")
+    for name in ('"arguments"', '"\\u0061rguments"'):
+        call = f'{{"messages":[{{"role":"assistant","tool_calls":[{{"function":{{{name}:{text}}}}}]}}]}}'
+        with pytest.raises(InvalidRequestError, match="the arguments of earlier calls"):
+            check_body(call.encode())
