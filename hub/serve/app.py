@@ -6,7 +6,6 @@ All of it runs on the main thread: the kernel ends child processes with the thre
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import signal
 import time
@@ -24,6 +23,7 @@ from hub.api.served_stage import stages_read_here
 from hub.serve.api_servers import ApiServers, asks_first, tell_ready
 from hub.serve.jobs.start import make_jobs
 from hub.serve.readiness import HubReadiness
+from hub.serve.ring_collector import RingCollector
 from hub.serve.running_hub import RunningHub, ServeConfig, embed_etcd
 from hub.serve.start_watch import StartWatch
 from hub.serve.stats_log import INTERVAL_S, StatsLog
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SUPERVISOR_CHECK_S: Final = 0.5
-#: Objects that may come beyond those that go before the collector looks at them; Python's own is 700. A ring of a
-#: request that was missed has some 130.
-_OBJECTS_BETWEEN_LOOKS: Final = 20_000
 
 
 def run_hub(config: ServeConfig) -> int:
@@ -127,6 +124,7 @@ class _Hub:
         self._url = ports.url
         self._stopping = asyncio.Event()
         self._readiness = HubReadiness(self._url)
+        self._collector = RingCollector()
         #: Called by the second signal: the parts that are being stopped then wait for nothing.
         self._on_hurry: tuple[Callable[[], None], ...] = ()
         #: Why the hub ends though nobody has stopped it; empty if it does not.
@@ -163,7 +161,7 @@ class _Hub:
             # Who needs a login or certificates for it has to be told them anyway.
             etcd = "" if config.security.tls or config.security.user else self._endpoints
             self._ports.start(omni, app, config.http, self._dashboard(omni, hub, app, stack), etcd)
-            _settle_memory()
+            self._collector.settle()
             logger.info("hub.listening url=%s etcd=%s namespace=%s", self._url, self._endpoints, config.namespace)
             if config.further is not None:
                 tell_ready(config.further)
@@ -248,23 +246,13 @@ class _Hub:
                 )
             servers.restart_ended()
             self._readiness.check(omni, stages.starting(), servers.missing())
+            self._collector.look()
             try:
                 await asyncio.wait_for(self._stopping.wait(), _SUPERVISOR_CHECK_S)
             except TimeoutError:
                 continue
         logger.info("hub.stopping")
         return 0
-
-
-def _settle_memory() -> None:
-    """Spare the collector of rings what can't be one: all that was made by now stays to the end.
-
-    A look through it holds up every request, with vLLM's modules for half a second. And requests leave no rings behind
-    (``tests/integration/hub/test_memory.py``), so that looks may be rare.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_LOOKS, 10, 10)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
