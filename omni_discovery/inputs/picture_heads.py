@@ -1,7 +1,8 @@
-"""What a picture's file holds before its pixels, looked through before a library opens it.
+"""What a picture's file holds beside its pixels, looked through before a library opens it.
 
 Pillow reads the pieces of a JPEG's head one by one, joins those of its EXIF data anew with each, and unpacks all texts
-of a PNG. A file of some MB may hold so many of them that to open it takes minutes, whatever the picture's size is.
+of a PNG; a progressive JPEG is unpacked as often as it says. A file of some MB may hold so much of that that to open it
+takes minutes, whatever the picture's size is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ MAX_BLOCKS: Final = 4096
 MAX_UNPACKED: Final = 4
 MAX_TABLES: Final = 16
 
+#: Times that a progressive JPEG goes through its pixels, some 50 ms each for the largest: programs make ten.
+MAX_SCANS: Final = 32
+
 _JPEG: Final = b"\xff\xd8\xff"
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _GIF: Final = b"GIF8"
@@ -34,6 +38,8 @@ def check_head(file: bytes) -> None:
     """Raise InvalidRequestError if to open the picture in a file would take long. What is no picture passes."""
     if file.startswith(_JPEG):
         _check_jpeg(file)
+        # Among pixels, that can't be but where a scan begins.
+        _count("scans of its pixels", file.count(b"\xff\xda"), MAX_SCANS)
     elif file.startswith(_PNG):
         _check_png(file)
     elif file.startswith(_GIF):

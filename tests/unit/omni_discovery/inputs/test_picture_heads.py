@@ -83,6 +83,10 @@ def test_heads_as_cameras_and_programs_write_them_pass(file: bytes) -> None:
         (with_chunks(*[(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 20)))] * 60), "packed texts"),
         (with_chunks(*[(b"tEXt", b"k\0text")] * 1000), f"more than {MAX_PIECES} pieces"),
         (with_blocks(100_000), f"more than {MAX_BLOCKS} blocks"),
+        (
+            saved("JPEG", progressive=True)[:-2] + (b"\xff\xda\0\x08\1\1\0\0\x3f\0" + bytes(9)) * 100,
+            "32 scans of its pixels",
+        ),
         (b"GIF89a" + bytes(7) + bytes(1_000_000), f"more than {MAX_BLOCKS} blocks"),
     ],
 )
