@@ -377,7 +377,9 @@ ATTACKS: Final = (
     Attack("Y1", "one client's videos, sound or long texts, before others' at a vLLM-Omni stage", "clients in turn"),
     Attack("Y2", "a replica's key written without end, before omni history", "the newest are read, and that is said"),
     Attack("Y3", "a video of 700 bytes whose head claims millions of samples", "read in a process of its own, bounded"),
-    Attack("Y4", "a picture whose head has thousands of pieces", "refused before it is opened"),
+    Attack(
+        "Y4", "a picture whose head has thousands of pieces, or that is made of thousands of scans", "refused unopened"
+    ),
     Attack("Y5", "arguments of earlier calls that are millions of lists", "they have the bounds of a body"),
     Attack("Y6", "thousands of empty messages, for sixteen answers", "4096; read beside the engine, rendered once"),
     Attack("Y7", "a message to vLLM's server that is a list of half a million texts", "16384 values are the most"),
