@@ -6,11 +6,11 @@ ends them in a file nobody has tried ends that process, not the replica.
 
 from __future__ import annotations
 
-import os
 import resource
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -19,19 +19,19 @@ import numpy as np
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.media.videos import MAX_DECODE_S, MAX_VIDEO_PIXELS, Video, read_video
 
-#: Address space of the process: thirty-two frames of full size twice, ten minutes of sound, a decoder's own, libraries.
+#: Address space beyond the libraries': thirty-two frames of full size twice, ten minutes of sound, a decoder's own.
 MAX_BYTES: Final = 2 << 30
 #: Longer than to decode: it has two passes, and the process has to start.
 _MOST_S: Final = 2 * MAX_DECODE_S
 _SIZE: Final = struct.Struct("!Q")
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _VideoAsked(msgspec.Struct, frozen=True):
     with_sound: bool
     room_pixels: int
 
 
-class _Read(msgspec.Struct, frozen=True):
+class _VideoRead(msgspec.Struct, frozen=True):
     """What was read, or why it was not. Behind it come the frames' bytes and those of the sound."""
 
     error: str = ""
@@ -44,20 +44,18 @@ class _Read(msgspec.Struct, frozen=True):
 
 def read_video_apart(file: bytes, *, with_sound: bool = False, room_pixels: int = MAX_VIDEO_PIXELS) -> Video:
     """See ``read_video``."""
-    asked = msgspec.msgpack.encode(_Asked(with_sound, room_pixels))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
+    asked = msgspec.msgpack.encode(_VideoAsked(with_sound, room_pixels))
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
             input=_SIZE.pack(len(asked)) + asked + file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=environment,
             timeout=_MOST_S,
             check=True,
         )
         head, body = _split(done.stdout)
-        read = msgspec.msgpack.decode(head, type=_Read)
+        read = msgspec.msgpack.decode(head, type=_VideoRead)
     except (subprocess.SubprocessError, struct.error, msgspec.DecodeError) as error:
         raise InvalidRequestError("video_url: the video can't be read: it takes too much memory or time") from error
     if read.error:
@@ -73,23 +71,26 @@ def _split(message: bytes) -> tuple[bytes, memoryview]:
 
 
 def _main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    import av  # noqa: F401 - what it takes itself is no part of the bound
+
+    taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MAX_BYTES, taken + MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (int(_MOST_S), int(_MOST_S)))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     head, file = _split(sys.stdin.buffer.read())
-    asked = msgspec.msgpack.decode(head, type=_Asked)
+    asked = msgspec.msgpack.decode(head, type=_VideoAsked)
     parts: list[Any] = []
     try:
         video = read_video(bytes(file), with_sound=asked.with_sound, room_pixels=asked.room_pixels)
     except InvalidRequestError as error:
-        read = _Read(str(error))
+        read = _VideoRead(str(error))
     else:
         parts = [np.ascontiguousarray(video.frames).data]
         rate_hz = 0
         if video.sound is not None:
             samples, rate_hz = video.sound
             parts.append(np.ascontiguousarray(samples).data)
-        read = _Read("", video.frames.shape, video.metadata, video.decoded, rate_hz)
+        read = _VideoRead("", video.frames.shape, video.metadata, video.decoded, rate_hz)
     said = msgspec.msgpack.encode(read)
     out = sys.stdout.buffer
     out.write(_SIZE.pack(len(said)) + said)
