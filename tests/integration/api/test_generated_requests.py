@@ -26,11 +26,15 @@ positive_data_acceptance.enabled = false
 # A time-out of a nanosecond is a number above 0.
 not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "504"]
 """
-FLAGS = "--phases examples,coverage,fuzzing --max-examples 10 --seed 1 --no-shrink --continue-on-failure --workers 1"
+#: Of each route, drawn; the long form draws more.
+EXAMPLES = 10 if os.environ.get("OMNI_LONG") else 2
+FLAGS = f"--phases examples,coverage,fuzzing --max-examples {EXAMPLES} --seed 1"
+HOW = "--no-shrink --continue-on-failure --workers 1"
 #: Only there so that a hub that hangs ends the test.
 TIMEOUT_S = 500.0
 
 
+@pytest.mark.long
 @pytest.mark.attack("C15")
 async def test_no_generated_request_finds_a_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """All routes are asked. The hub's own log has no error either."""
@@ -44,6 +48,7 @@ async def test_no_generated_request_finds_a_fault(tmp_path: Path, caplog: pytest
         running = await asyncio.create_subprocess_exec(
             *command,
             *FLAGS.split(),
+            *HOW.split(),
             cwd=tmp_path,
             env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
             stdout=asyncio.subprocess.PIPE,
