@@ -18,12 +18,14 @@ MAX_BIASED_TOKENS: Final = 1024
 #: compares them in Python, in the engine's step, for each token of each answer: 16 answers lose some 10 ms a step.
 MAX_PATTERN_TOKENS: Final = 128
 MAX_COMPARED_TOKENS: Final = 2048
-_CHOICES: Final = ("bad_words", "allowed_token_ids", "logit_bias", "repetition_detection")
+#: Values in ``extra_args``, of all answers together: vLLM copies them for each, in the engine's thread.
+MAX_EXTRA_VALUES: Final = 4096
+_CHOICES: Final = ("bad_words", "allowed_token_ids", "logit_bias", "repetition_detection", "extra_args")
 
 
 def check_token_choices(params: Mapping[str, Any], answers: int = 1) -> None:
     """Raise InvalidRequestError if what so many answers are asked for about tokens costs too much: ``bad_words``,
-    ``allowed_token_ids``, ``logit_bias`` or ``repetition_detection``.
+    ``allowed_token_ids``, ``logit_bias``, ``repetition_detection`` or ``extra_args``.
     """
     if params.keys().isdisjoint(_CHOICES):
         return
@@ -35,9 +37,16 @@ def check_token_choices(params: Mapping[str, Any], answers: int = 1) -> None:
     _check_all("allowed_token_ids", f"{tokens} tokens", tokens, MAX_ALLOWED_TOKENS, answers)
     biased = len(biases) if isinstance(biases, Mapping) else 0
     _check_all("logit_bias", f"{biased} tokens", biased, MAX_BIASED_TOKENS, answers)
+    extras = params.get("extra_args")
+    values = _values_in(extras) if isinstance(extras, Mapping) else 0
+    _check_all("extra_args", f"{values} values", values, MAX_EXTRA_VALUES, answers)
     repetition = params.get("repetition_detection")
     if isinstance(repetition, Mapping):
         _check_repetition(repetition)
+
+
+def _values_in(extras: Mapping[str, Any]) -> int:
+    return sum(len(each) if isinstance(each, list | tuple | Mapping) else 1 for each in extras.values())
 
 
 def _check_all(name: str, given: str, size: int, most: int, answers: int) -> None:

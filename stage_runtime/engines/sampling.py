@@ -111,10 +111,10 @@ def token_sampling(params: Mapping[str, Any], *, checks_form: bool = True) -> di
             raise InvalidRequestError(f"extra_args.{name}: that is between the stages; leave it out")
     if given.pop("n", 1) != 1:
         raise InvalidRequestError("n: one answer per request is made; send the request again for more")
+    check_token_choices(given)
     found = checked(given, TokenSampling)
     if checks_form and found.structured_outputs is not None:
         check_answer_form("structured_outputs", msgspec.structs.asdict(found.structured_outputs))
-    check_token_choices(given)
     return msgspec.structs.asdict(found)
 
 

@@ -14,6 +14,7 @@ from omni_discovery.inputs.token_choices import (
     MAX_PATTERN_TOKENS,
     check_token_choices,
 )
+from stage_runtime.engines.sampling import token_sampling
 
 
 @pytest.mark.attack("L4")
@@ -83,3 +84,23 @@ def test_patterns_that_take_long_to_look_for_are_refused(size: int, count: int) 
 )
 def test_usual_words_and_tokens_are_fine(params: dict[str, Any]) -> None:
     check_token_choices(params, 16)
+
+
+@pytest.mark.attack("Y8")
+@pytest.mark.parametrize(
+    ("extras", "answers", "said"),
+    [
+        ({"a": [1] * 4097}, 1, "extra_args: 4097 values, where a request may have 4096 in all"),
+        ({"a": [1] * 200, "b": ["x"] * 56, "c": 1}, 16, "257 values for each of 16 answers"),
+    ],
+)
+def test_extra_arguments_are_few(extras: dict[str, Any], answers: int, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        check_token_choices({"extra_args": extras}, answers)
+    check_token_choices({"extra_args": dict.fromkeys(extras, 1)}, answers)
+
+
+@pytest.mark.attack("Y8")
+def test_a_stage_refuses_too_many_of_them_before_it_reads_them() -> None:
+    with pytest.raises(InvalidRequestError, match="extra_args: 1000000 values"):
+        token_sampling({"extra_args": {"a": [1] * 1_000_000}})
