@@ -196,5 +196,6 @@ def test_all_hubs_together_say_no_more_than_there_is_room_for(monkeypatch: pytes
         ask = partial(ask_url, f"http://127.0.0.1:{listener.getsockname()[1]}", token="")
         answers = ask_at_once([lambda path: ask(path=path)] * 20, "/admin/requests")
     whole = [each for each in answers if isinstance(each, dict)]
-    assert 1 <= len(whole) <= 5
+    # Perhaps none: what each has begun to say counts, too.
+    assert len(whole) <= 5
     assert {str(each).rpartition(": ")[2] for each in answers if not isinstance(each, dict)} == {"too much is said"}
