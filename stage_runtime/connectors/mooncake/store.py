@@ -174,6 +174,9 @@ class _ObjectPool:
         with self._lock:
             self._there -= 1
 
+    def shrink(self) -> None:
+        """See BlockPool."""
+
     def trim(self) -> None:
         """See BlockPool."""
 

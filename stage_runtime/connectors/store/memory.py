@@ -75,6 +75,9 @@ class BlockPool(Protocol):
     def give_back(self, segment: Any) -> None:
         """Return a block whose hand-off was dropped; it is reused or released once no reader is left."""
 
+    def shrink(self) -> None:
+        """Release the free memory that no hand-off has used since the last call."""
+
     def trim(self) -> None:
         """Release the free memory that is kept for later."""
 

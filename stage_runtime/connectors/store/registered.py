@@ -351,6 +351,9 @@ class ManagedBlockPool:
             self._leaving.append(segment)
         self.trim()
 
+    def shrink(self) -> None:
+        """See BlockPool. The memory is registered once, and stays."""
+
     def trim(self) -> None:
         """See BlockPool."""
         with self._lock:

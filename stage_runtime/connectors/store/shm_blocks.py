@@ -267,7 +267,10 @@ class ShmBlockPool:
         self._directory = None if directory is None else str(directory)
         self._keep_bytes = keep_bytes
         self._lock = threading.Lock()
+        #: By capacity, the one that was returned last at the end.
         self._free: dict[int, list[ShmBlock]] = {}
+        #: How many of a capacity were free all the time since the last ``shrink``: those at the front.
+        self._unused: dict[int, int] = {}
         self._free_bytes = 0
         self._free_count = 0
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -285,6 +288,7 @@ class ShmBlockPool:
                 if free[position].try_lock() and free[position].is_whole():
                     self._free_bytes -= capacity
                     self._free_count -= 1
+                    self._unused[capacity] = min(self._unused.get(capacity, 0), position)
                     return free.pop(position)
         segment = ShmBlock(self._directory, capacity, counted=self._counted)
         if not segment.try_lock():
@@ -305,11 +309,28 @@ class ShmBlockPool:
                     return
         segment.drop()
 
+    def shrink(self) -> None:
+        """See BlockPool."""
+        dropped: list[ShmBlock] = []
+        with self._lock:
+            for capacity, free in list(self._free.items()):
+                unused = self._unused.get(capacity, 0)
+                dropped += free[:unused]
+                del free[:unused]
+                self._free_bytes -= capacity * unused
+                self._free_count -= unused
+                self._unused[capacity] = len(free)
+                if not free:
+                    del self._free[capacity], self._unused[capacity]
+        for segment in dropped:
+            segment.drop()
+
     def trim(self) -> None:
         """See BlockPool."""
         with self._lock:
             dropped = [segment for free in self._free.values() for segment in free]
             self._free.clear()
+            self._unused.clear()
             self._free_bytes = 0
             self._free_count = 0
         for segment in dropped:

@@ -217,7 +217,10 @@ class Store:
         self._drop(dropped)
 
     def tidy(self, look_at: int = _LOOKED_AT) -> None:
-        """Drop consumed and expired hand-offs among the ``look_at`` oldest, and files of dead processes."""
+        """Drop consumed and expired hand-offs among the ``look_at`` oldest, and files of dead processes.
+
+        Once a minute, also free blocks that no hand-off has used for a minute.
+        """
         now_s = self._clock()
         sweeps = self._directory is not None and now_s >= self._sweep_at_s
         if not self._kept and not sweeps:
@@ -228,6 +231,9 @@ class Store:
             if sweeps:
                 self._sweep_at_s = now_s + SWEEP_EVERY_S
         self._drop(*gone)
+        if sweeps:
+            for pool in self._pools:
+                pool.shrink()
         if sweeps and self._directory is not None:
             sweep(self._directory)
 

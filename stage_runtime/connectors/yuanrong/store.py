@@ -164,6 +164,9 @@ class YuanrongBlockPool:
             piece.consumed = not payload_there
             piece.fetched = fetched or piece.consumed
 
+    def shrink(self) -> None:
+        """See BlockPool."""
+
     def trim(self) -> None:
         """See BlockPool."""
 

@@ -32,3 +32,28 @@ def test_so_few_free_blocks_are_kept_that_files_are_left_for_others(
     pool.give_back(pool.take_block(KEPT_FROM_BYTES))
     assert len(list(tmp_path.iterdir())) == 1
     pool.close()
+
+
+def test_blocks_that_no_hand_off_has_used_for_a_while_are_released(tmp_path: Path) -> None:
+    """1. a burst takes forty blocks of one size and some of another, then three at a time are enough
+    2. at the second look, those that lay there all the time since the first go; the three stay
+    """
+    pool = ShmBlockPool(tmp_path, 1 << 30)
+    burst = [pool.take_block(size) for size in [KEPT_FROM_BYTES] * 40 + [4 * KEPT_FROM_BYTES] * 5]
+    for block in burst:
+        pool.give_back(block)
+    pool.shrink()
+    assert len(list(tmp_path.iterdir())) == 45
+    for _ in range(10):
+        few = [pool.take_block(KEPT_FROM_BYTES) for _ in range(3)]
+        for block in few:
+            pool.give_back(block)
+    pool.shrink()
+    assert len(list(tmp_path.iterdir())) == 3
+    assert (pool.free_bytes, pool.made) == (3 * KEPT_FROM_BYTES, 45)
+    pool.shrink()
+    assert list(tmp_path.iterdir()) == []
+    assert pool.free_bytes == 0
+    pool.give_back(pool.take_block(KEPT_FROM_BYTES))
+    assert pool.made == 46
+    pool.close()
