@@ -384,6 +384,7 @@ ATTACKS: Final = (
     Attack("Y6", "thousands of empty messages, for sixteen answers", "4096; read beside the engine, rendered once"),
     Attack("Y7", "a message to vLLM's server that is a list of half a million texts", "16384 values are the most"),
     Attack("Y8", "half a million values in extra_args, for sixteen answers", "4096 are the most, of all answers"),
+    Attack("Y9", "a beam search over a long prompt whose beams end at each step", "refused by what it may keep"),
 )
 
 #: Rows without a test, and why.

@@ -20,6 +20,7 @@ from vllm.entrypoints.pooling.base import serving as pooling_serving
 from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
+from hub.api.vllm.bounds.beams import bound_beams
 from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_parsers
@@ -87,6 +88,7 @@ class VllmFrontend:
         shorten_errors(app)
         merge_in((batch_serving, completion_serving, pooling_serving))
         bound_parsers()
+        bound_beams(completion_serving.OpenAIServingCompletion)
         begin_by_turns(completion_serving.OpenAIServingCompletion, pooling_serving.PoolingServing)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:

@@ -891,3 +891,19 @@ def test_pieces_of_an_answer_with_tools_go_on_together_with_all_that_is_in_them(
     assert [token for each in shown for token in each.token_ids] == list(range(20_000))
     assert [next(iter(place)) for each in shown for place in each.logprobs] == list(range(20_000))
     assert (shown[-1].finish_reason, len(shown) < 1600) == ("stop", is_paced)
+
+
+@pytest.mark.attack("Y9")
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_beam_search_that_may_keep_too_many_tokens_is_refused(
+    frontend: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each beam that has ended it keeps all tokens to the end, the prompt's among them."""
+    monkeypatch.setattr("hub.api.vllm.bounds.beams.MAX_BEAM_TOKENS", 40)
+    asked = {"model": "thinker", "use_beam_search": True, "n": 2, "ignore_eos": True}
+    asked |= {"prompt": "1"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "1"}]}
+    async with serving(frontend, speak_likely) as (client, _):
+        refused = await client.post(path, json={**asked, "max_tokens": 12})
+        taken = await client.post("/v1/completions", json={**asked, "prompt": "1", "messages": None, "max_tokens": 1})
+    assert (refused.status_code, "use_beam_search: 2 beams of" in refused.text) == (400, True), refused.text
+    assert taken.status_code == 200, taken.text
