@@ -31,9 +31,10 @@ class BoundedTokenizer:
         self._tokenizer, self._longest = tokenizer, longest
         #: Characters of the model's longest token; 0: no long text has come yet.
         self._token_characters = 0
-        #: The last long text, whether it was the begin of a prompt, and its tokens, or why it was refused. Swapped
-        #: whole, so that another thread finds all of it.
+        # The next two are swapped whole, so that another thread finds all of them.
+        #: The last long chat and the options with which it was rendered, and the text that it became.
         self._last_chat: tuple[Any, Any] = (None, None)
+        #: The last long text, whether it was the begin of a prompt, and its tokens, or why it was refused.
         self._last: tuple[str, bool, Sequence[int] | str] = ("", False, ())
 
     def apply_chat_template(self, messages: Any, **options: Any) -> Any:

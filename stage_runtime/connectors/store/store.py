@@ -231,10 +231,9 @@ class Store:
             if sweeps:
                 self._sweep_at_s = now_s + SWEEP_EVERY_S
         self._drop(*gone)
-        if sweeps:
+        if sweeps and self._directory is not None:
             for pool in self._pools:
                 pool.shrink()
-        if sweeps and self._directory is not None:
             sweep(self._directory)
 
     def close(self) -> None:
