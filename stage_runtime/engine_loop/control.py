@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire import MAX_CONTROL_BYTES, shortened
 from omni_discovery.wire.containers import MAX_CONTAINERS, has_too_many_containers
 from stage_runtime.config import ControlRefusedError
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 #: A call that takes longer counts as a stalled engine, however long its caller would wait.
 _MAX_CALL_S: Final = 1800.0
+#: How often calls of one method get a line in the log: hubs may call without end.
+_LOG_EVERY_S: Final = 1.0
 
 
 class Controls:
@@ -46,6 +49,7 @@ class Controls:
         self._is_idle = is_idle
         self._clock = clock
         self._waiting: deque[Call] = deque()
+        self._log_once = LogOnce(clock)
 
     def accept_call(self, call: Call) -> list[Called]:
         """Queue a call, and run what can run now; the answers of the calls that ended."""
@@ -77,7 +81,7 @@ class Controls:
 
     def _perform(self, call: Call) -> Called:
         self._on_begin(min(call.deadline_s, self._clock() + _MAX_CALL_S))
-        return perform(self._capabilities, call)
+        return perform(self._capabilities, call, self._log_once)
 
     def fail_all(self, reason: str) -> list[Called]:
         """The engine is gone: fail every queued call."""
@@ -90,7 +94,7 @@ def fail(calls: Iterable[Call], reason: str) -> list[Called]:
     return [_failed(call, f"EngineDeadError: {reason}") for call in calls]
 
 
-def perform(capabilities: Capabilities, call: Call) -> Called:
+def perform(capabilities: Capabilities, call: Call, log_once: LogOnce) -> Called:
     """Call a control method of the engine. Whatever it raises or returns, only this call fails."""
     methods = capabilities.controls()
     method = methods.get(call.method)
@@ -101,10 +105,12 @@ def perform(capabilities: Capabilities, call: Call) -> Called:
     try:
         result = _plain(method(*call.args, **call.kwargs))
     except Exception as error:
-        logger.warning("engine.control_failed method=%s", call.method, exc_info=True)
+        if log_once.should(("failed", call.method), _LOG_EVERY_S):
+            logger.warning("engine.control_failed method=%s", call.method, exc_info=True)
         called = _failed(call, f"{type(error).__name__}: {error}")
     else:
-        logger.info("engine.control method=%s", call.method)
+        if log_once.should(call.method, _LOG_EVERY_S):
+            logger.info("engine.control method=%s", call.method)
         called = Called(call.key, ok=True, result=result)
     if call.method not in (SLEEP, "wake_up"):
         return called

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
+from omni_discovery.log_once import LogOnce
 from stage_runtime.engine_loop.control import perform
 from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.base import CONTROL_METHODS, Engine, StageRequest, create_engine
@@ -38,7 +39,7 @@ class Scene:
     profiles: Path
 
     def call(self, method: str, *args: Any) -> Called:
-        return perform(capabilities_of(self.engine), Call("#1", method, args, {}, 1e9))
+        return perform(capabilities_of(self.engine), Call("#1", method, args, {}, 1e9), LogOnce())
 
     def value(self, method: str, *args: Any) -> Any:
         called = self.call(method, *args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,11 +14,13 @@ import pytest
 
 from omni_discovery import wire
 from omni_discovery.deploy.document import StageConfig
+from omni_discovery.log_once import LogOnce
 from omni_discovery.wire.containers import MAX_CONTAINERS
-from stage_runtime.engine_loop.control import Controls, fail, perform
+from stage_runtime.engine_loop import control
+from stage_runtime.engine_loop.control import Controls, fail
 from stage_runtime.engine_loop.jobs import Call, Called
 from stage_runtime.engines.base import CONTROL_METHODS
-from stage_runtime.engines.capabilities import capabilities_of
+from stage_runtime.engines.capabilities import Capabilities, capabilities_of
 from stage_runtime.engines.echo.engine import EchoEngine
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from tests.support.replica_engine import ScriptedEngine
@@ -29,6 +32,10 @@ def echo(**engine_args: Any) -> EchoEngine:
 
 def call(method: str, *args: Any, key: str = "#1", deadline_s: float = 100.0, **kwargs: Any) -> Call:
     return Call(key, method, args, kwargs, deadline_s)
+
+
+def perform(capabilities: Capabilities, called: Call) -> Called:
+    return control.perform(capabilities, called, LogOnce())
 
 
 def value(called: Called) -> Any:
@@ -210,3 +217,19 @@ def test_a_result_of_too_many_parts_is_refused_and_one_of_many_is_not() -> None:
     assert value(perform(engine, call("collective_rpc", "say", [[]] * (MAX_CONTAINERS - 3)))) is not None
     called = perform(engine, call("collective_rpc", "say", [[]] * MAX_CONTAINERS))
     assert called.error.startswith("ControlRefusedError: a result of more than")
+
+
+def test_calls_without_end_are_a_line_a_second_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """1. of a thousand calls that succeed, and as many that fail, within a second each has one line
+    2. a second later each has another
+    """
+    clock = [0.0]
+    engine = echo(allow_rpc=["say", "fail"])
+    controls = Controls(capabilities_of(engine), lambda: True, lambda: clock[0], lambda _until_s: None)
+    with caplog.at_level(logging.INFO, logger=control.__name__):
+        for clock[0] in (0.0, 1.0):
+            for _ in range(1000):
+                assert controls.accept_call(call("collective_rpc", "say"))[0].ok
+                assert not controls.accept_call(call("collective_rpc", "fail"))[0].ok
+    lines = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert lines == ["engine.control", "engine.control_failed"] * 2
