@@ -115,6 +115,9 @@ class HubConfig:
     send_queue: int = 4096
     #: Messages of one replica that this process holds before it has looked at them; the others wait at the replica.
     receive_queue: int = 16
+    #: Whether replicas of releases before may send messages of any size. They do so in one frame, which then bounds as
+    #: little what any replica's handshake brings.
+    former_replicas: bool = False
     #: Outputs and bytes that may wait for one client; its stages are paused from half of either on.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20
@@ -126,7 +129,8 @@ class HubConfig:
         for item in fields(self):
             value = getattr(self, item.name)
             is_none = item.name == "receipts" and value == 0
-            if isinstance(value, float | int) and not (math.isfinite(value) and value > 0) and not is_none:
+            is_number = isinstance(value, float | int) and not isinstance(value, bool)
+            if is_number and not (math.isfinite(value) and value > 0) and not is_none:
                 raise ConfigError(f"{item.name} is {value}; it must be a number above 0")
         if self.zmq_heartbeat_timeout_s <= self.zmq_heartbeat_interval_s:
             raise ConfigError(

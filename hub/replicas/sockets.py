@@ -20,11 +20,12 @@ from zmq.utils.monitor import parse_monitor_message
 from hub.config import HubConfig, NotConnectedError, OutOfSocketsError, QueueFullError
 from hub.replicas.long_turns import LONG_TURN_S, LongTurns
 from hub.replicas.resolver import Resolver
+from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_client
-from omni_discovery.errors import ConfigError
+from omni_discovery.errors import ConfigError, WireError
 from omni_discovery.records.addresses import parse_address
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS, MAX_FRAME_BYTES, VERSION_CUT
 from omni_discovery.wire.session import SocketName, same_security
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,15 @@ _BEHIND_S: Final = 0.005
 #: counts as lost with it.
 _MOST_DRAINED_BYTES: Final = 256 << 20
 _LONGEST_DRAIN_S: Final = 0.3
-#: After so many attempts that have timed out the pauses grow, up to this.
+#: After so many attempts that have timed out, or connections that were lost within so short a time, the pauses grow, up
+#: to this.
 _PATIENT: Final = 5
+_SHORT_S: Final = 1.0
 _SLOWEST_S: Final = 15.0
+#: The longest frame of a replica that cuts its messages, with what CURVE adds to it; and of one of a release before,
+#: unless ``former_replicas`` says otherwise: what it joins of short messages is no longer.
+_LONGEST_FRAME: Final = MAX_FRAME_BYTES + 64
+_LONGEST_FORMER: Final = 320 << 10
 #: The longest message on a connection for heartbeats alone.
 _PULSE_BYTES: Final = 4096
 #: A host from which nothing came for so long is asked whether it is still there.
@@ -118,7 +125,7 @@ class LoopSocket:
         # What came before the reader was set has already used up its edge.
         self._look_again()
 
-    def send(self, frames: Sequence[bytes]) -> None:
+    def send(self, frames: Sequence[bytes | memoryview]) -> None:
         """Queue one message. Raise QueueFullError, at once, where that is not possible."""
         try:
             if len(frames) == 1:
@@ -218,7 +225,9 @@ class LoopSocket:
         return size_bytes
 
     def _receive(self, began_s: float) -> list[bytes]:
-        """The next message; of one with too many frames one more than it may have, the others are dropped in turns.
+        """The next message, put together if it was cut; of one with too many frames one more than it may have.
+
+        The others are dropped in turns. Of a message that is not cut as it says, that is its first frame.
 
         Raise zmq.Again if there is none, or if the rest of one takes longer than a turn that began at this processor
         time.
@@ -227,12 +236,22 @@ class LoopSocket:
         if self.is_amid_message:
             self._drop_rest(began_s)
         frames = [socket.recv(zmq.NOBLOCK)]
+        if not socket.getsockopt(zmq.RCVMORE):
+            return frames
+        try:
+            lengths = wire.lengths_of(frames[0])
+            most = _MOST_FRAMES if lengths is None else 1 + wire.most_pieces(lengths)
+        except WireError:
+            lengths, most = None, _MOST_FRAMES
         while socket.getsockopt(zmq.RCVMORE):
             frames.append(socket.recv(zmq.NOBLOCK))
-            if len(frames) > _MOST_FRAMES:
+            if len(frames) > most:
                 self.is_amid_message = bool(socket.getsockopt(zmq.RCVMORE))
                 break
-        return frames
+        try:
+            return frames if lengths is None else wire.put_together(lengths, frames[1:])
+        except WireError:
+            return frames[:1]
 
     def _drop_rest(self, began_s: float) -> None:
         while True:
@@ -282,7 +301,8 @@ class Pulse:
         self._on_lost, self._is_up = on_lost, False
         self._timeout_s = config.connect_timeout_s
         self._timer: asyncio.TimerHandle | None = None
-        self._endpoint = ""
+        #: Where it is to connect to, and what ZMQ connects to now: nothing once a connection was lost.
+        self._target = self._endpoint = ""
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.DEALER)
         try:
@@ -301,10 +321,18 @@ class Pulse:
     def connect(self, endpoint: str, longest_pause_s: float) -> None:
         """Connect there, and there alone."""
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(longest_pause_s))
-        self._dial(endpoint)
+        self._target = endpoint
+        self._dial()
+
+    def hang_up(self) -> None:
+        """Connect nowhere, until ``connect``. Idempotent."""
+        self._target = ""
+        self._give_up()
 
     def insist(self) -> None:
         """The process takes connections: try again for as long as this one is refused, which ZMQ does not."""
+        if self._target and not self._endpoint:
+            self._dial()
         self._timer = self._timer or self._loop.call_later(self._timeout_s, self._try_again)
 
     def close(self) -> None:
@@ -315,20 +343,23 @@ class Pulse:
             self._loop.remove_reader(self._fd)
             self._socket.close(linger=0)
 
-    def _dial(self, endpoint: str) -> None:
+    def _dial(self) -> None:
         """Give up the connection that there is, which is no loss, and begin another."""
+        self._give_up()
+        self._socket.connect(self._target)
+        self._endpoint = self._target
+
+    def _give_up(self) -> None:
         self._is_up = False
         if self._endpoint:
             _disconnect(self._socket, self._endpoint)
             self._endpoint = ""
-        self._socket.connect(endpoint)
-        self._endpoint = endpoint
 
     def _try_again(self) -> None:
         self._timer = None
         self._look()
-        if not self._is_up and self._endpoint:
-            self._dial(self._endpoint)
+        if not self._is_up and self._target:
+            self._dial()
             self.insist()
 
     def _look(self) -> None:
@@ -337,6 +368,8 @@ class Pulse:
             return
         was_up, self._is_up = self._is_up, bool(int(self._socket.getsockopt(zmq.EVENTS)) & _POLLOUT)
         if was_up and not self._is_up:
+            # ZMQ would connect again without end to a process that takes connections and ends them.
+            self._give_up()
             self._on_lost()
 
 
@@ -355,8 +388,12 @@ class DealerConnection:
         resolver: Resolver,
         turns: LongTurns,
         pulse: Pulse | None = None,
+        *,
+        cuts: bool = True,
     ) -> None:
+        """``cuts``: the replica cuts long messages, and takes such."""
         self.connected = False
+        self._cuts = cuts
         #: Connects to the same address, if this is the one of the two that has it.
         self._pulse = pulse
         #: Why there is no number for the host's name; empty where there is one.
@@ -374,11 +411,15 @@ class DealerConnection:
         self._attempts = 0
         #: Attempts that have timed out since the last connection.
         self._misses = 0
+        #: When the last connection was made, how many in a row were lost soon, and until when the next has to wait.
+        self._made_at_s = self._not_before_s = float("-inf")
+        self._short_ones = 0
         self._config = config
         self._has_others = False
         socket = context.socket(zmq.DEALER)
         try:
             _configure(socket, identity, keys, config)
+            socket.setsockopt(zmq.MAXMSGSIZE, _longest_frame(config, cuts=cuts))
             monitor = socket.get_monitor_socket(UP_EVENTS | DOWN_EVENTS | REFUSED_EVENTS | MISSED_EVENTS)
         except BaseException:
             socket.close(linger=0)
@@ -397,10 +438,12 @@ class DealerConnection:
         """Queue one message. Raise NotConnectedError or QueueFullError."""
         if not self.connected:
             raise NotConnectedError(f"not connected to {self._address.host} port {self._address.port}")
-        self._dealer.send(frames)
+        self._dealer.send(wire.cut(frames) if self._cuts else frames)
 
     def reconnect_if_due(self, now_s: float) -> None:
         """Begin another attempt if the handshake was refused or the present attempt has timed out."""
+        if now_s < self._not_before_s:
+            return
         timeout_s = max(self._config.connect_timeout_s, self._longest_pause_s)
         is_late = now_s - self._begun_at_s > timeout_s
         if self.connected or self._dealer.is_amid_message or not (self.refused or not self._endpoint or is_late):
@@ -416,7 +459,7 @@ class DealerConnection:
             if self._dealer.is_amid_message:
                 # Due as soon as that is read.
                 self._begun_at_s = float("-inf")
-            else:
+            elif self._endpoint:
                 self._dial_again()
 
     def _dial_again(self) -> None:
@@ -427,8 +470,7 @@ class DealerConnection:
     @property
     def _longest_pause_s(self) -> float:
         """ZMQ's longest pause between two attempts: it grows where nobody has answered for long."""
-        usual_s, more = self._config.reconnect_max_s, max(0, self._misses - _PATIENT)
-        return max(usual_s, min(_SLOWEST_S, usual_s * 2.0 ** min(more, 10)))
+        return _growing(self._config.reconnect_max_s, self._misses)
 
     def _dial(self, socket: zmq.Socket[bytes]) -> None:
         """Begin an attempt to connect, unless the host's name has no number yet."""
@@ -462,6 +504,7 @@ class DealerConnection:
         event = int(parse_monitor_message(frames)["event"])
         if event & UP_EVENTS:
             self.connected, self.refused, self._misses = True, False, 0
+            self._made_at_s = asyncio.get_running_loop().time()
             if self._pulse is not None:
                 self._pulse.insist()
             self._listener.connection_made(self._name)
@@ -483,8 +526,27 @@ class DealerConnection:
         # What the replica sent before the connection was lost still counts.
         self._dealer.drain()
         self.connected = False
-        self._begun_at_s = asyncio.get_running_loop().time()
+        self._begun_at_s = now_s = asyncio.get_running_loop().time()
+        self._short_ones = self._short_ones + 1 if now_s - self._made_at_s < _SHORT_S else 0
+        if self._short_ones > _PATIENT and self._endpoint and not self._dealer.is_amid_message:
+            # ZMQ itself waits no longer, however often the other side ends what it has let in.
+            self._not_before_s = now_s + _growing(self._config.reconnect_max_s, self._short_ones)
+            _disconnect(self._dealer.socket, self._endpoint)
+            self._endpoint = ""
+            if self._pulse is not None:
+                self._pulse.hang_up()
         self._listener.connection_lost(self._name)
+
+
+def cuts_messages(info: ReplicaInfo) -> bool:
+    """Whether a replica cuts long messages, and takes such; one of a release before sends each frame in one."""
+    return info.wire_version >= VERSION_CUT
+
+
+def _longest_frame(config: HubConfig, *, cuts: bool) -> int:
+    if cuts:
+        return _LONGEST_FRAME
+    return MAX_ATTACHMENT_BYTES if config.former_replicas else _LONGEST_FORMER
 
 
 def open_connections(
@@ -511,7 +573,7 @@ def open_connections(
         for name, addr in addrs.items():
             own = pulse if name == "output" else None
             connections[name] = DealerConnection(
-                context, name, addr, identity, keys, config, listener, resolver, turns, own
+                context, name, addr, identity, keys, config, listener, resolver, turns, own, cuts=cuts_messages(info)
             )
     except (zmq.ZMQError, ValueError) as error:
         for connection in connections.values():
@@ -535,6 +597,12 @@ def _disconnect(socket: zmq.Socket[bytes], endpoint: str) -> None:
             raise
 
 
+def _growing(usual_s: float, failures: int) -> float:
+    """A pause that grows with the failures beyond the first few."""
+    more = max(0, failures - _PATIENT)
+    return max(usual_s, min(_SLOWEST_S, usual_s * 2.0 ** min(more, 10)))
+
+
 def _has_messages(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _POLLIN)
 
@@ -546,7 +614,6 @@ def _configure(socket: zmq.Socket[bytes], identity: str, keys: tuple[KeyPair, st
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.SNDHWM, config.send_queue)
     socket.setsockopt(zmq.RCVHWM, config.receive_queue)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_ATTACHMENT_BYTES)
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.RECONNECT_IVL, _ms(config.reconnect_min_s))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, _ms(config.reconnect_max_s))

@@ -35,7 +35,7 @@ from hub.replicas.long_turns import LongTurns
 from hub.replicas.pending import ConnectDiagnostics, DispatchBatcher, PendingAborts, PendingDispatches
 from hub.replicas.references import flaw_of_references
 from hub.replicas.resolver import Resolver
-from hub.replicas.sockets import ZmqContext, agreed_keys, open_connections
+from hub.replicas.sockets import ZmqContext, agreed_keys, cuts_messages, open_connections
 from hub.request.events import StageMessage
 from hub.request.outputs import is_plain_text
 from omni_discovery import wire
@@ -79,6 +79,12 @@ class StageClient:
         self.info = info
         resolver, turns = resolver or Resolver(), turns or LongTurns()
         self._connections = open_connections(context, info, hub_id, keys, config, self, resolver, turns)
+        if not cuts_messages(info) and not config.former_replicas:
+            text = (
+                "replica.former replica=%s release=%s: a message of more than 320 KiB from it, as a large picture, "
+                "ends its connection. Upgrade it, or start this hub with --former-replicas meanwhile"
+            )
+            logger.warning(text, info.name, info.version or "unknown")
         self._config, self._on_event = config, on_event
         self._session = HubSession(hub_id, info.epoch)
         self._closed, self._loop = False, asyncio.get_running_loop()

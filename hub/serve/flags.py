@@ -209,6 +209,8 @@ def check_admission(arguments: argparse.Namespace) -> None:
             raise ConfigError("--receipts is a hub's: leave it out with --headless")
         if not 0 <= arguments.receipts <= _MOST_RECEIPTS:
             raise ConfigError(f"--receipts is {arguments.receipts}; take 0 to {_MOST_RECEIPTS}")
+    if arguments.headless and arguments.former_replicas:
+        raise ConfigError("--former-replicas is a hub's: leave it out with --headless")
     timeout_s = arguments.request_timeout
     if timeout_s is not None and timeout_s < _LEAST_REQUEST_S:
         raise ConfigError(f"--request-timeout is {timeout_s:g}; it must be at least {_LEAST_REQUEST_S:g} second")
@@ -236,6 +238,7 @@ def hub_config(arguments: argparse.Namespace) -> HubConfig:
         given["stream_idle_timeout_s"] = arguments.stream_idle_timeout
     if arguments.receipts is not None:
         given["receipts"] = arguments.receipts
+    given["former_replicas"] = arguments.former_replicas
     return HubConfig(**given, client_bounds=client_bounds(arguments))
 
 
@@ -253,7 +256,14 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Add all flags of ``omni serve``."""
     _add_pipeline_options(parser)
     _add_local_options(parser)
-    add_data_plane_options(parser.add_argument_group("hubs and replicas among each other"))
+    among = parser.add_argument_group("hubs and replicas among each other")
+    add_data_plane_options(among)
+    among.add_argument(
+        "--former-replicas",
+        action="store_true",
+        help="for an upgrade from 0.1: take messages of more than 320 KiB from replicas of that release, too; a hostile"
+        " replica can then fill this hub's memory",
+    )
     http = parser.add_argument_group("the HTTP API of a hub")
     http.add_argument("--host", help=f"where it listens (default: {DEFAULT_HOST})")
     http.add_argument("--port", type=int, help=f"0 takes a free one (default: {DEFAULT_PORT})")

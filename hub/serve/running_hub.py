@@ -42,6 +42,7 @@ from omni_discovery.records.schema import HubRecord
 from omni_discovery.stories import Stories, Waits
 from omni_discovery.view.hub_watcher import ViewOptions
 from omni_discovery.view.recent_events import RecentEvents
+from omni_discovery.wire import VERSION_CUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -261,6 +262,7 @@ class RunningHub:
             version=__version__,
             started_at=time.time(),
             admin=self._admin_url or msgspec.UNSET,
+            wire_version=VERSION_CUT,
         )
 
     def _register(self, omni: AsyncOmni, record: HubRecord, saved_view: Path | None) -> OmniCoordClientForHub:

@@ -99,6 +99,8 @@ class ReplicaInfo:
     params: Mapping[str, ParamBounds] | None = None
     lost_slots: int = 0
     process: str = ""
+    #: The newest version of messages that it takes and sends.
+    wire_version: int = 1
     leased: bool = True
     lease_id: int = 0
 
@@ -194,6 +196,8 @@ class ReplicaRecord(msgspec.Struct, frozen=True, kw_only=True):
     lost_slots: _Count | msgspec.UnsetType = msgspec.UNSET
     #: What no other process has, see ``processes.process_mark``; absent: not known.
     process: _Text | msgspec.UnsetType = msgspec.UNSET
+    #: The newest version of messages that it takes and sends; absent: the first.
+    wire_version: _Count | msgspec.UnsetType = msgspec.UNSET
 
     def to_info(self, epoch: int, *, leased: bool = True, lease_id: int = 0) -> ReplicaInfo:
         """The replica as balancers see it, in the life that the key's creation revision ``epoch`` names."""
@@ -223,6 +227,8 @@ class HubRecord(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float = 0.0
     #: The URL of its port for operators, where other machines reach it; which asks for a token.
     admin: _Text | msgspec.UnsetType = msgspec.UNSET
+    #: The newest version of messages that it takes and sends; absent: the first.
+    wire_version: _Count | msgspec.UnsetType = msgspec.UNSET
 
 
 _encoder = msgspec.json.Encoder()

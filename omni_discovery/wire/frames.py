@@ -2,13 +2,17 @@
 
 A ZMQ multipart is a head frame, then one frame for each attachment. The head is one version byte and a msgpack map
 whose ``t`` names the message, or an array of such maps: a batch, which has no attachments and is handled in order.
+
+Where both sides take it (``VERSION_CUT``), a message with a frame of more than ``MAX_FRAME_BYTES`` is cut. First comes
+a frame of that version byte and a msgpack array of the lengths of its frames; each of these follows in pieces of
+``MAX_FRAME_BYTES``, the last one shorter. A frame of no bytes has no piece.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -18,15 +22,28 @@ from omni_discovery.wire.messages import (
     MAX_ATTACHMENT_BYTES,
     MAX_ATTACHMENTS,
     MAX_BATCH,
+    MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
     MAX_REASON,
     VERSION,
+    VERSION_CUT,
     Chunk,
     FromReplica,
     ToReplica,
 )
 
-__all__ = ["decode_from_replica", "decode_to_replica", "encode", "epochs_of", "join", "shortened"]
+__all__ = [
+    "cut",
+    "decode_from_replica",
+    "decode_to_replica",
+    "encode",
+    "epochs_of",
+    "join",
+    "lengths_of",
+    "most_pieces",
+    "put_together",
+    "shortened",
+]
 
 _encoder = msgspec.msgpack.Encoder()
 _to_replica: msgspec.msgpack.Decoder[ToReplica | list[ToReplica]] = msgspec.msgpack.Decoder(ToReplica | list[ToReplica])
@@ -34,6 +51,12 @@ _from_replica: msgspec.msgpack.Decoder[FromReplica | list[FromReplica]] = msgspe
     FromReplica | list[FromReplica]
 )
 _VERSION_BYTE: Final = bytes([VERSION])
+_CUT_BYTE: Final = bytes([VERSION_CUT])
+_Lengths = Annotated[
+    list[Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTACHMENT_BYTES)]],
+    msgspec.Meta(min_length=1, max_length=1 + MAX_ATTACHMENTS),
+]
+_lengths: msgspec.msgpack.Decoder[list[int]] = msgspec.msgpack.Decoder(_Lengths)
 
 
 class _Envelope(msgspec.Struct):
@@ -81,6 +104,54 @@ def join(heads: Sequence[bytes]) -> bytes:
         return heads[0]
     length = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
     return b"".join([_VERSION_BYTE, length, *[head[1:] for head in heads]])
+
+
+def cut(frames: Sequence[bytes]) -> Sequence[bytes | memoryview]:
+    """The frames of a message in pieces of at most ``MAX_FRAME_BYTES``; as they are where none is longer."""
+    if max(map(len, frames)) <= MAX_FRAME_BYTES:
+        return frames
+    pieces = [
+        memoryview(frame)[begin : begin + MAX_FRAME_BYTES]
+        for frame in frames
+        for begin in range(0, len(frame), MAX_FRAME_BYTES)
+    ]
+    return [_CUT_BYTE + _encoder.encode(list(map(len, frames))), *pieces]
+
+
+def lengths_of(first: bytes) -> list[int] | None:
+    """The lengths of the frames of a message that is cut, as its first frame says; None for any other message.
+
+    Raise WireError if they are beyond what a message may have.
+    """
+    if first[:1] != _CUT_BYTE:
+        return None
+    try:
+        lengths = _lengths.decode(memoryview(first)[1:])
+    except (msgspec.DecodeError, OverflowError) as error:
+        raise WireError(f"cut, and not into frames of a message: {error}") from error
+    if lengths[0] > MAX_HEAD_BYTES:
+        raise WireError(f"cut, with a head of {lengths[0]} bytes")
+    return lengths
+
+
+def most_pieces(lengths: Sequence[int]) -> int:
+    """How many pieces frames of these lengths are cut into."""
+    return sum(-(-length // MAX_FRAME_BYTES) for length in lengths)
+
+
+def put_together(lengths: Sequence[int], pieces: Sequence[bytes]) -> list[bytes]:
+    """The frames of a message that was cut. Raise WireError if the pieces are not as long as was said."""
+    frames, begin = [], 0
+    for length in lengths:
+        end = begin + most_pieces([length])
+        frame = pieces[begin] if end - begin == 1 and end <= len(pieces) else b"".join(pieces[begin:end])
+        if len(frame) != length:
+            raise WireError(f"cut, with {len(frame)} bytes where {length} were said")
+        frames.append(frame)
+        begin = end
+    if begin != len(pieces):
+        raise WireError(f"cut, with {len(pieces)} pieces where {begin} were said")
+    return frames
 
 
 def decode_to_replica(frames: Sequence[bytes | memoryview]) -> list[ToReplica]:

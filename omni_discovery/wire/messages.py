@@ -42,6 +42,7 @@ __all__ = [
     "MAX_ATTACHMENT_BYTES",
     "MAX_BATCH",
     "MAX_CONTROL_BYTES",
+    "MAX_FRAME_BYTES",
     "MAX_HEAD_BYTES",
     "MAX_LOGPROBS",
     "MAX_PARTIAL_IMAGES",
@@ -50,6 +51,7 @@ __all__ = [
     "MAX_REASON",
     "MAX_TOOL_CALLS",
     "VERSION",
+    "VERSION_CUT",
     "Abort",
     "Aborted",
     "Accepted",
@@ -87,7 +89,13 @@ __all__ = [
 
 
 VERSION: Final = 1
+#: That of a message that is cut into frames of a bounded size, see frames.py. Who takes it says so before any is sent:
+#: a hub in its Hello and its record, a replica in its record.
+VERSION_CUT: Final = 2
 
+#: Longest frame, in bytes, between two sides that take messages that are cut. It also bounds what a handshake brings,
+#: which libzmq reads before it asks whether the other side may come in.
+MAX_FRAME_BYTES: Final = 64 << 10
 #: Longest head frame that is decoded, in bytes; prompts travel in it, tensors and images do not.
 MAX_HEAD_BYTES: Final = 4 << 20
 #: Longest attachment, in bytes, and how many attachments one message may have.
@@ -195,12 +203,13 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="hello
     """A hub opens its session with the replica under one epoch. Answered by Welcome on the same socket.
 
     ``session`` counts the hub's sessions with this process, from 1; credits of an earlier one are void. 0: the hub
-    wants no credits.
+    wants no credits. ``wire_version`` is the newest version of messages that the hub takes; unset, the first.
     """
 
     hub_id: _Name
     epoch: _Count
     session: _Count = 0
+    wire_version: _Count | msgspec.UnsetType = msgspec.UNSET
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="welcome"):

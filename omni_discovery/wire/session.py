@@ -16,7 +16,8 @@ replica's epoch (one life of its key in the registry) and by a number that the h
     is still on its way does not take that Welcome for the answer, if this process has named a session before.
 7.  A revoked hub is neither listened to nor answered, until it is revoked no more.
 8.  Both sides encrypt or neither does (``same_security``); a record shows what its process does.
-9.  A frame of another protocol version never gets here: it does not decode, so its Hello stays unanswered.
+9.  A frame of another protocol version never gets here: it does not decode, so its Hello stays unanswered. A message
+    that was cut is put together before; the replica cuts only where Hello has said that the hub takes that.
 
 Each role is one class. Its methods take what has happened and return actions; the driver carries them out in order.
 Neither role waits for a message that only one message of the other would bring: the hub repeats Hello by its timer, the
@@ -30,8 +31,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
 
+from msgspec import UNSET
+
 from omni_discovery.errors import WireError
 from omni_discovery.wire.messages import (
+    VERSION_CUT,
     Aborted,
     Accepted,
     Control,
@@ -351,7 +355,8 @@ class HubSession(_Role):
         return []
 
     def _hello(self, socket: SocketName) -> SendToReplica:
-        return SendToReplica(socket, Hello(hub_id=self._hub_id, epoch=self.epoch, session=self.number))
+        hello = Hello(hub_id=self._hub_id, epoch=self.epoch, session=self.number, wire_version=VERSION_CUT)
+        return SendToReplica(socket, hello)
 
     def _begin_number(self) -> None:
         # Both sockets have to be greeted again: what was granted on one may have been lost with the other.
@@ -435,6 +440,11 @@ class ReplicaSessions(_Role):
     def peers(self) -> list[Peer]:
         """The connections with a Hello on ``output`` that were not given up since."""
         return [peer for (socket, _), (peer, _) in self._hellos.items() if socket == "output"]
+
+    def takes_cut(self, socket: SocketName, name: str) -> bool:
+        """Whether the connection's Hello on that socket has said that the hub takes messages that are cut."""
+        known = self._hellos.get((socket, name))
+        return known is not None and known[1].wire_version is not UNSET and known[1].wire_version >= VERSION_CUT
 
     def probed_peers(self) -> dict[str, Peer]:
         """The connections to probe while nothing else is sent to them, by name: those greeted and those given up."""

@@ -31,7 +31,7 @@ from omni_discovery.processes import is_unshared, process_mark
 from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
-from omni_discovery.wire import FailureKind
+from omni_discovery.wire import VERSION_CUT, FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.engine_loop.jobs import Job, Wake
@@ -219,6 +219,7 @@ class Replica:
             "host": platform.node(),
             "pid": os.getpid(),
             "process": process_mark(os.getpid()) or msgspec.UNSET,
+            "wire_version": VERSION_CUT,
             "device": self._device,
             **self._identity,
             "capacity": self._engine.capacity,
@@ -430,6 +431,8 @@ class Replica:
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
+        if any(hub.wire_version is msgspec.UNSET for hub in hubs.values()):
+            self._server.take_long_frames()
         self._server.set_allowed_hubs({hub_id: hub.curve_public_key for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:

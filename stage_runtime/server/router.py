@@ -18,9 +18,9 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_server
 from omni_discovery.errors import ConfigError, WireError
-from omni_discovery.wire import MAX_HEAD_BYTES
 from omni_discovery.wire.session import ForeignIdentityError, Peer
 from stage_runtime.config import ServerConfig
 from stage_runtime.server.outbox import Frames, SendResult
@@ -82,6 +82,8 @@ _HANDSHAKE_MS: Final = 3000
 _KEEPALIVE_S: Final = 1
 #: Frames of a message with too many that are dropped in one turn. ZMQ bounds the size of each, and not their number.
 _MOST_DROPPED: Final = 8192
+#: The longest frame where hubs cut messages, with what CURVE adds to it.
+_LONGEST_FRAME: Final = wire.MAX_FRAME_BYTES + 64
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
 #: A plain int: converting zmq's own flags would cost time with every message.
@@ -103,11 +105,17 @@ class Router:
         self._hubs_of_key = hubs_of_key
         #: Whether the rest of a message that has too many frames is still to be read, and dropped.
         self._is_amid_message = False
+        #: Whether a connection, by its routing id, takes messages that are cut.
+        self.takes_cut: Callable[[str], bool] = lambda _name: False
         self.peers = Peers(has_keys=keys is not None)
         self.socket = context.socket(zmq.ROUTER)
         if keys is not None:
             secure_server(self.socket, keys)
         _configure(self.socket, config)
+        #: Whether messages may come in one frame each; else those of more than 64 KiB have to be cut. Without keys
+        #: nothing bounds what comes, and hubs need no record that says what they do.
+        self._takes_long_frames = keys is None
+        self.socket.maxmsgsize = wire.MAX_HEAD_BYTES if keys is None else _LONGEST_FRAME
         self.socket.ipv6 = ":" in bind_host
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:
@@ -120,7 +128,7 @@ class Router:
         """The next message and its connection, which is None for a revoked hub.
 
         Raise zmq.Again if no message waits, or too much of a refused one to be dropped in one turn; WireError if it
-        has more than one frame or a foreign identity.
+        has more frames than it may, or a foreign identity.
         """
         socket = self.socket
         if self._is_amid_message:
@@ -129,22 +137,23 @@ class Router:
         peer = self.peers.known.get(routing_id)
         if peer is not None:
             head = socket.recv(zmq.NOBLOCK)
-            self._check_is_last()
-            return peer, head
+            return peer, self._receive_rest(head) if socket.getsockopt(zmq.RCVMORE) else head
         # Only a frame that was received without a copy has its connection's User-Id.
         frame = socket.recv(zmq.NOBLOCK, copy=False)
-        self._check_is_last()
-        return self.peers.identify_peer(routing_id, lambda: self._hubs_of_key(_key_of(frame))), frame.bytes
+        head = self._receive_rest(frame.bytes) if socket.getsockopt(zmq.RCVMORE) else frame.bytes
+        return self.peers.identify_peer(routing_id, lambda: self._hubs_of_key(_key_of(frame))), head
 
     def send_frames(self, name: str, frames: Frames) -> SendResult:
         """Send one multipart to the connection of that routing id, without ever waiting."""
-        is_small = len(frames) == 1 or len(frames[1]) < _ZERO_COPY_BYTES
+        is_long = max(len(frames[0]), len(frames[-1])) > wire.MAX_FRAME_BYTES
+        pieces = wire.cut(frames) if is_long and self.takes_cut(name) else frames
+        is_small = len(pieces) != 2 or len(pieces[1]) < _ZERO_COPY_BYTES
         try:
             # All or nothing, as the first alone can be refused.
             self.socket.send(name.encode("utf-8"), _MORE)
-            for frame in frames[:-1]:
-                self.socket.send(frame, _MORE)
-            self.socket.send(frames[-1], zmq.NOBLOCK, copy=is_small)
+            for piece in pieces[:-1]:
+                self.socket.send(piece, _MORE)
+            self.socket.send(pieces[-1], zmq.NOBLOCK, copy=is_small)
         except zmq.Again:
             return SendResult.FULL
         except zmq.ZMQError as error:
@@ -153,15 +162,38 @@ class Router:
             raise
         return SendResult.SENT
 
+    def take_long_frames(self) -> None:
+        """Take messages of up to 4 MiB in one frame from now on: there are hubs that can't cut them. Idempotent.
+
+        Connections that stand are ended by that; what waits to connect is not.
+        """
+        if self._takes_long_frames:
+            return
+        self._takes_long_frames = True
+        endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.socket.unbind(endpoint)
+        self.socket.maxmsgsize = wire.MAX_HEAD_BYTES
+        # ZMQ closes the descriptor that it is given.
+        self.socket.setsockopt(zmq.USE_FD, os.dup(self.listener.fileno()))
+        self.socket.bind(endpoint)
+
     def close(self, linger_ms: int) -> None:
         """Close; ZMQ goes on sending what is queued for at most ``linger_ms``. Idempotent."""
         self.socket.close(linger_ms)
 
-    def _check_is_last(self) -> None:
-        if not self.socket.getsockopt(zmq.RCVMORE):
-            return
+    def _receive_rest(self, first: bytes) -> bytes:
+        """The head of a message that is cut, which begins with this frame. Raise WireError for any other."""
         self._is_amid_message = True
-        raise WireError("more than one frame")
+        lengths = wire.lengths_of(first)
+        if lengths is None or len(lengths) > 1:
+            raise WireError("more than one frame")
+        pieces: list[bytes] = []
+        for _ in range(wire.most_pieces(lengths)):
+            pieces.append(self.socket.recv(zmq.NOBLOCK))
+            if not self.socket.getsockopt(zmq.RCVMORE):
+                self._is_amid_message = False
+                return wire.put_together(lengths, pieces)[0]
+        raise WireError("more frames than it said")
 
     def _drop_rest(self) -> None:
         for _ in range(_MOST_DROPPED):
@@ -191,7 +223,6 @@ def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.router_mandatory = True
     # A hub that reconnects replaces its old connection, which may be dead without having noticed.
     socket.router_handover = True
-    socket.maxmsgsize = MAX_HEAD_BYTES
     # No heartbeats of ZMQ's: libzmq 4.3.5 ends a hub that finds one behind a full receive queue once the connection is
     # broken, as after a stop of some seconds. Hubs send their own, on a connection for them; a hub's host that is gone
     # is noticed by the kernel, and a hub that stands still by the end of its lease.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import zmq
@@ -82,6 +83,9 @@ class ReplicaServer:
         self._acks = Outbox(self._input.send_frames, _ACKS_MESSAGES, _ACKS_BYTES)
         self._replies = Outbox(self._output.send_frames, config.outbox_messages, config.outbox_bytes)
         self._sessions = Sessions(config, state, self.counters, jobs, self._acks, self._replies)
+        self._input.takes_cut = partial(self._sessions.handshake.takes_cut, "input")
+        self._output.takes_cut = partial(self._sessions.handshake.takes_cut, "output")
+        self._is_to_take_long_frames = False
         self._revoked: frozenset[str] = frozenset()
         #: The last argument of ``set_revoked_hubs``; the ZMQ thread applies it.
         self._to_revoke: frozenset[str] = frozenset()
@@ -105,6 +109,12 @@ class ReplicaServer:
         """Let exactly these hubs connect from now on: public keys by hub id. Hubs that have sessions keep them."""
         if self._gate is not None:
             self._gate.allow(public_keys)
+
+    def take_long_frames(self) -> None:
+        """A hub of a release before may come, which sends each message in one frame. Connections are made anew."""
+        if not self._is_to_take_long_frames:
+            self._is_to_take_long_frames = True
+            self._wake()
 
     def set_revoked_hubs(self, hub_ids: frozenset[str]) -> None:
         """Revoke exactly these hubs: nothing from or to them passes, and their requests here end."""
@@ -233,6 +243,9 @@ class ReplicaServer:
         if self._gate is not None and self._gate.socket in ready:
             self._gate.answer_handshakes()
             self.counters["refused_handshakes"] = self._gate.refused
+        if self._is_to_take_long_frames:
+            # Hubs send nothing but Hello to the other socket.
+            self._input.take_long_frames()
         if self._to_revoke != self._revoked:
             self._revoke(self._to_revoke)
         self._sessions.handshake.follow_epoch()

@@ -17,7 +17,7 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "attacks.md"
 #: The page's tables: those that got through once, those that never did, and what later attacks found.
-KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVWXY")
+KINDS: Final = tuple("ACDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +385,9 @@ ATTACKS: Final = (
     Attack("Y7", "a message to vLLM's server that is a list of half a million texts", "16384 values are the most"),
     Attack("Y8", "half a million values in extra_args, for sixteen answers", "4096 are the most, of all answers"),
     Attack("Y9", "a beam search over a long prompt whose beams end at each step", "refused by what it may keep"),
+    Attack("Z1", "a handshake with megabytes of properties, at a replica's port", "a frame has 64 KiB"),
+    Attack("Z2", "a hostile replica's handshake with as many, which a hub reads", "a frame has 64 KiB"),
+    Attack("Z3", "a hostile replica that lets in and ends each connection", "tried ever less often"),
 )
 
 #: Rows without a test, and why.

@@ -370,6 +370,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "replica.ignored": "a replica is of a stage that the pipeline has not",
     "replica.in_reach": "the store of hand-offs answers again",
     "replica.kept": "a replica has vanished from the registry with many others, and is served all the same",
+    "replica.former": "a replica of a release before: long messages of it end its connection; upgrade it",
     "replica.left_folder": "the replica runs in another folder, since others can write to this one",
     "replica.load_timeout": "loading took longer than `--stage-init-timeout`; the process ends, to be started again",
     "replica.loading": "the engine is loaded",

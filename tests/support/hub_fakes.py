@@ -29,8 +29,10 @@ stages:
   - {stage_id: 0, engine: echo, final_output: text, default_sampling_params: {max_tokens: 8}}
   - {stage_id: 1, engine: echo, final_output: image}
 """
-#: Short waits, so that what must time out does so within a test's patience.
+#: Short waits, so that what must time out does so within a test's patience. The fake replicas below send each message
+#: in one frame, as those of the release before.
 QUICK = HubConfig(
+    former_replicas=True,
     pick_timeout_s=1.0,
     accept_timeout_s=0.3,
     accept_limit_s=1.5,

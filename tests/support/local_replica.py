@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from omni_discovery.curve import KeyPair
 from omni_discovery.deploy.document import DeployConfig, StageConfig
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
+from omni_discovery.wire import VERSION_CUT
 from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import Job
 from stage_runtime.engine_loop.loop import EngineLoop
@@ -95,6 +96,7 @@ class LocalReplica:
             voices=list(voices_of(self.engine)),
             params=None if deploy is None else params_of(deploy.stage(stage_id), self.engine),
             partial_images=capabilities_of(self.engine).gives_partial_images(),
+            wire_version=VERSION_CUT,
         )
 
     @property

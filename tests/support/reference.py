@@ -401,6 +401,7 @@ _REPLICA_FIELDS: Final = {
     "deterministic": "whether its output is a function of a request's input and seed; absent: no, or not known",
     "lost_slots": "slots that serve nobody though requests wait, as `reason` says; absent for none",
     "process": "boot, process id namespace, id and start of its process, for `omni chaos`; absent: not known",
+    "wire_version": "the newest [version of messages](wire.md#frames) that it takes and sends; absent: 1",
     "partial_images": "whether it can put out unfinished pictures before a finished one; absent: no",
     "voices": "the names of the voices that it speaks with; absent: none",
     "params": "what each parameter of a request may be, in JSON Schema's words; of stages of video; absent: not told",
@@ -420,6 +421,7 @@ _HUB_FIELDS: Final = {
     "version": "release of omni-discovery",
     "started_at": "wall clock of its start, seconds",
     "admin": "the URL of its port for operators, where other machines reach it; what is behind it asks for a token",
+    "wire_version": "the newest [version of messages](wire.md#frames) that it takes and sends; absent: 1",
 }
 _BEAT_FIELDS: Final = {
     "schema": _SCHEMA,

@@ -52,7 +52,8 @@ class RawHub:
         return socket
 
     def send(self, message: wire.ToReplica) -> None:
-        self.input.send(wire.encode(message))
+        """Cut where it is long."""
+        self.input.send_multipart(wire.cut([wire.encode(message)]))
 
     def hello(self, timeout_s: float = 5.0) -> tuple[wire.Welcome, wire.Welcome]:
         frame = wire.encode(wire.Hello(hub_id=self.hub_id, epoch=self.epoch))

@@ -17,7 +17,7 @@ def test_the_rows_are_all_there_once_and_none_is_marked_that_is_not() -> None:
     assert ROWS[: len(first)] == first
     later = ROWS[len(first) :]
     assert sorted(set(later), key=lambda row: (row[0], int(row[1:]))) == later
-    assert {row[0] for row in later} == set("DEFGHIJKLMNOPQRSTUVWXY")
+    assert {row[0] for row in later} == set("DEFGHIJKLMNOPQRSTUVWXYZ")
     assert set(marked()) <= set(ROWS)
 
 

@@ -58,6 +58,7 @@ def test_a_replica_of_which_nothing_is_known_has_one_slot_a_lease_and_no_id() ->
     assert {name: default for name, default in found.items() if not name.endswith(".schema")} == {
         "HubHealth.window_s": 300.0,
         "ReplicaInfo.replica_id": -1,
+        "ReplicaInfo.wire_version": 1,
         "ReplicaInfo.capacity": 1,
         "ReplicaInfo.weight": 1.0,
         "ReplicaInfo.leased": True,

@@ -323,3 +323,63 @@ def test_the_epochs_of_a_head_are_told_without_the_rest(epochs: list[int]) -> No
 def test_a_head_without_an_epoch_is_refused(head: bytes) -> None:
     with pytest.raises(WireError):
         wire.epochs_of(head)
+
+
+def cut_frames(lengths: list[int]) -> list[bytes]:
+    return [bytes([number + 1]) * length for number, length in enumerate(lengths)]
+
+
+@given(st.lists(st.integers(0, 3 * wire.MAX_FRAME_BYTES), min_size=1, max_size=4))
+def test_what_is_cut_is_put_together_again_and_no_frame_is_long(lengths: list[int]) -> None:
+    frames = cut_frames(lengths)
+    pieces = [bytes(piece) for piece in wire.cut(frames)]
+    if max(lengths) <= wire.MAX_FRAME_BYTES:
+        assert pieces == frames
+        return
+    assert max(map(len, pieces)) <= wire.MAX_FRAME_BYTES
+    assert wire.lengths_of(pieces[0]) == lengths
+    assert wire.most_pieces(lengths) == len(pieces) - 1
+    assert wire.put_together(lengths, pieces[1:]) == frames
+
+
+def test_the_largest_message_of_all_is_cut_and_one_byte_more_is_none() -> None:
+    most = [wire.MAX_HEAD_BYTES, *[wire.MAX_ATTACHMENT_BYTES] * wire.MAX_ATTACHMENTS]
+    table = b"\x02" + msgspec.msgpack.encode(most)
+    assert wire.lengths_of(table) == most
+    assert wire.most_pieces(most) == 64 + 16 * 1024
+    for wrong in ([most[0] + 1], [1, wire.MAX_ATTACHMENT_BYTES + 1], [*most, 0], [], [-1], ["1"], {"a": 1}, [True]):
+        with pytest.raises(WireError, match="cut"):
+            wire.lengths_of(b"\x02" + msgspec.msgpack.encode(wrong))
+    with pytest.raises(WireError, match="cut"):
+        wire.lengths_of(table + b"\0")
+    with pytest.raises(WireError, match="cut"):
+        wire.lengths_of(b"\x02")
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x01", b"\x01\x91\x01", b"\x03\x91\x01"])
+def test_other_frames_begin_no_message_that_is_cut(frame: bytes) -> None:
+    assert wire.lengths_of(frame) is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda pieces: pieces[:-1],
+        lambda pieces: [*pieces, b"x"],
+        lambda pieces: [*pieces[:-1], pieces[-1] + b"x"],
+        lambda pieces: [pieces[-1], *pieces[:-1]],
+        lambda pieces: [],
+    ],
+)
+def test_pieces_that_are_not_as_was_said_are_refused(spoil: Any) -> None:
+    lengths = [3, wire.MAX_FRAME_BYTES + 1]
+    pieces = [bytes(piece) for piece in wire.cut(cut_frames(lengths))][1:]
+    with pytest.raises(WireError, match="cut, with"):
+        wire.put_together(lengths, spoil(pieces))
+
+
+def test_a_message_that_is_cut_and_was_not_put_together_decodes_for_nobody() -> None:
+    table = bytes(wire.cut(cut_frames([wire.MAX_FRAME_BYTES + 1]))[0])
+    for decode in (wire.decode_to_replica, wire.decode_from_replica):
+        with pytest.raises(WireError, match="version 2"):
+            decode([table])

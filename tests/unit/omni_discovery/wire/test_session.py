@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -50,7 +51,7 @@ def recall(session: int, credits_: int) -> wire.Recall:
 
 
 def hello(session: int = 1, epoch: int = 7, hub_id: str = "h") -> wire.Hello:
-    return wire.Hello(hub_id=hub_id, epoch=epoch, session=session)
+    return wire.Hello(hub_id=hub_id, epoch=epoch, session=session, wire_version=wire.VERSION_CUT)
 
 
 def new() -> HubSession:
@@ -252,6 +253,16 @@ def test_a_replica_answers_the_epoch_it_has_and_remembers_the_one_it_will_have()
     assert replica.begin_epoch(7) == []
     assert replica.receive_hello("output", HUB, hello(epoch=9)) == [MessageRefused(Flaw.EPOCH, 9)]
     assert replica.begin_epoch(9) == [SendWelcome("output", HUB, 9, 1), OpenCredits(HUB.name, 1)]
+
+
+def test_a_replica_cuts_only_for_a_connection_whose_hub_has_said_that_it_takes_that() -> None:
+    replica = ReplicaSessions()
+    replica.receive_hello("input", HUB, hello())
+    assert replica.takes_cut("input", HUB.name)
+    assert not replica.takes_cut("output", HUB.name)
+    for version in (msgspec.UNSET, 1):
+        replica.receive_hello("input", HUB, msgspec.structs.replace(hello(), wire_version=version))
+        assert not replica.takes_cut("input", HUB.name)
 
 
 @pytest.mark.attack("H2")
