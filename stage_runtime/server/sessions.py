@@ -517,8 +517,10 @@ class Sessions:
             head, attachment = head_of(ticket, broken, len(self.ledger)), None
         ticket.is_idle = ticket.is_idle or isinstance(outcome, SegmentEnded)
         ticket.next_seq += not isinstance(outcome, (HandedPiece, TookPiece))
-        ticket.pieces += isinstance(outcome, HandedPiece)
-        if isinstance(outcome, TookPiece):
+        if isinstance(outcome, HandedPiece):
+            # Those that may have been lost with a session are announced again.
+            ticket.pieces = max(ticket.pieces, outcome.number + 1)
+        elif isinstance(outcome, TookPiece):
             self._pieces.take(ticket.peer.hub_id, ticket.key, outcome.from_stage, outcome.number)
         self._push_output(ticket, head, attachment)
 

@@ -323,6 +323,24 @@ async def test_connections_that_break_cost_no_word_of_either_stage() -> None:
                 await until(lambda: all(stage.pickable == 2 for stage in omni.stage_status()))
 
 
+async def test_replicas_that_register_anew_in_mid_stream_begin_nothing_again() -> None:
+    """As they do where etcd has lost their leases: each session is opened anew, under another epoch."""
+    deploy = chain({"delay_s": 0.01}, {"delay_s": 0.01})
+    async with serving(deploy) as (omni, replicas):
+        infos = [replica.info for replica in replicas]
+        outputs: list[OmniOutput] = []
+        async for output in omni.generate({"prompt": TEXT}):
+            outputs.append(output)
+            if len(outputs) in {12, 24, 36}:
+                infos = [replace(info, epoch=info.epoch + 100) for info in infos]
+                for replica, info in zip(replicas, infos, strict=True):
+                    assert isinstance(replica, LocalReplica)
+                    replica.server.set_epoch(info.epoch)
+                show(omni, *infos)
+        assert text_of(of_stage(outputs, 0)) == text_of(of_stage(outputs, 1)) == TEXT
+        assert all(len(replica.engine.begun) == 1 for replica in replicas if isinstance(replica, LocalReplica))
+
+
 async def test_many_streams_at_once_keep_their_pieces_apart() -> None:
     deploy = chain({"delay_s": 0.001, "capacity": 4}, {"capacity": 4})
     async with serving(deploy) as (omni, _):

@@ -18,6 +18,7 @@ from stage_runtime.config import ServerConfig
 from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
+    HandedPiece,
     HoldBack,
     Job,
     Outcome,
@@ -534,6 +535,17 @@ def test_a_storm_of_failures_in_a_replica_is_summed_up(caplog: pytest.LogCapture
     assert len(caplog.messages) == 20
     replica.sessions.failures.close()
     assert caplog.messages[20].startswith("requests.failed count=30 kinds={engine:30} stages={0:30} in_s=")
+
+
+def test_a_piece_that_is_announced_again_counts_once() -> None:
+    """As all are that the next stage has not taken when a session was lost: the hub would miss pieces at the end."""
+    replica = Replica()
+    replica.submit(next_stages=(1,), stream_to=(1,))
+    (work,) = replica.works()
+    replica.delivers(*(HandedPiece(work.key, number, ()) for number in (0, 1, 0, 1, 2)))
+    *_, done = replica.delivers(Finished(work.key, "stop"))
+    assert isinstance(done, wire.StageDone)
+    assert done.pieces == 3
 
 
 @pytest.mark.attack("P32")
