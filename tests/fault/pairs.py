@@ -52,8 +52,9 @@ PAIRS: Final = (
     Pair("hub-stopped", "replica-killed"),
     # The hub can open no connection to what starts in place of the dead.
     Pair("hub-out-of-descriptors", "replica-killed"),
-    # What is left of a stage is behind the bad network.
-    Pair("slow-network", "supervisor-killed", after_s=2.0),
+    # What is left of a stage is behind the bad network, which takes half of what both stages there send: streams wait
+    # until it is mended.
+    Pair("slow-network", "supervisor-killed", after_s=2.0, more_s=2.5),
     Pair("packets-lost", "replica-out-of-memory", after_s=2.0),
 )
 
