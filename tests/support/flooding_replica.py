@@ -64,9 +64,14 @@ def flood_maps(replica: FakeReplica) -> None:
 
 async def main(endpoint: str, namespace: str, weight: str = "1") -> None:
     """Serve until the standard input is closed; a line of it begins a flood of heads, ``maps`` of empty maps."""
-    replica = FakeReplica(flood)
+    replica = FakeReplica(flood, cuts=True)
     info = replica.info
-    fields = {"curve_public_key": info.curve_public_key, "capacity": 8, "weight": float(weight)}
+    fields = {
+        "curve_public_key": info.curve_public_key,
+        "capacity": 8,
+        "weight": float(weight),
+        "wire_version": info.wire_version,
+    }
     with OmniCoordClientForStage(
         endpoint,
         info.input_addr,

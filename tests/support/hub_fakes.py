@@ -108,7 +108,10 @@ class FakeReplica:
         keys: KeyPair | None = None,
         zap: bool = False,
         bind: tuple[str, str] | None = None,
+        *,
+        cuts: bool = False,
     ) -> None:
+        """``cuts``: it cuts long messages, and says so; it takes short ones only."""
         self.script = script
         self.received: list[wire.ToReplica] = []
         self.queue_length = 0
@@ -122,6 +125,7 @@ class FakeReplica:
         self.segment_ends: dict[str, int] = {}
         self._keys = keys or KeyPair.generate()
         self._hub = b""
+        self._cuts = cuts
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         wanted = bind or ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
         self._input, input_addr = self._bind("input", wanted[0], zap=zap)
@@ -137,6 +141,7 @@ class FakeReplica:
             replica_id=replica_id,
             epoch=next(_revisions) if epoch is None else epoch,
             curve_public_key=self._keys.public,
+            wire_version=wire.VERSION_CUT if cuts else 1,
         )
 
     @property
@@ -196,11 +201,14 @@ class FakeReplica:
     ) -> None:
         on_input = isinstance(message, wire.Accepted | wire.Rejected | wire.Aborted)
         target = socket or (self._input if on_input else self._output)
-        target.send([self._hub, wire.encode(message), *attachments])
+        self._send([wire.encode(message), *attachments], target)
 
     def send_head(self, head: bytes) -> None:
         """Send what is encoded already."""
-        self._output.send([self._hub, head])
+        self._send([head], self._output)
+
+    def _send(self, frames: Sequence[bytes], socket: LoopSocket) -> None:
+        socket.send([self._hub, *(wire.cut(frames) if self._cuts else frames)])
 
     def accept(self, submit: wire.Submit) -> None:
         self.say(wire.Accepted(**self._about(submit)))
