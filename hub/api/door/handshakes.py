@@ -44,12 +44,10 @@ class Handshake(Bounded):
 
     def __init__(self, client: tuple[str, int]) -> None:
         self.client = client
+        #: None before it has begun, and once it is over.
         self.task: asyncio.Task[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether TLS stands, or never will."""
-        return self.task is not None and self.task.done()
+        #: Whether TLS stands, or never will.
+        self.is_over = False
 
     @property
     def unsent_bytes(self) -> int:
@@ -163,13 +161,29 @@ class TlsListener:
         begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=_NEVER_S)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)
-        handshake.task.add_done_callback(partial(self._ended, sock, handshake))
+        handshake.task.add_done_callback(partial(self._ended, sock, handshake, protocol))
         connections = self._bounded.connections
         self._bounded.cut(connections.opened(handshake, time.monotonic(), is_handshake=True))
 
-    def _ended(self, sock: socket.socket, handshake: Handshake, task: asyncio.Task[None]) -> None:
+    def _ended(
+        self, sock: socket.socket, handshake: Handshake, protocol: BoundedHttp, task: asyncio.Task[None]
+    ) -> None:
+        handshake.task, handshake.is_over = None, True
         self._under_way.discard(handshake)
         self._bounded.connections.closed(handshake)
-        if task.cancelled() or task.exception() is not None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
             # It may never have got a transport that closes it.
             sock.close()
+            # It leaves no ring of objects: each would hold 256 KiB of the loop's, and thousands come in a minute.
+            _forget_frames(error)
+            if protocol.tls is not None:
+                protocol.tls.forget()
+            protocol.tls = protocol.handshake = None
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of what the frames hold that an error has come through, and those before it."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__context__

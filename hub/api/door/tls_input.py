@@ -26,6 +26,10 @@ _SLICE_BYTES: Final = 4 << 10
 _TURN_S: Final = 0.003
 
 
+def _nothing() -> None:
+    """A flood that concerns nobody any more."""
+
+
 class TlsInput(asyncio.BufferedProtocol):
     """One connection, below TLS. ``on_flood`` is called when its records bring too little; it has to close it."""
 
@@ -91,6 +95,11 @@ class TlsInput(asyncio.BufferedProtocol):
         made.set_read_buffer_limits(high=_SLICE_BYTES)
         made.set_protocol(protocol)
         protocol.connection_made(made)
+
+    def forget(self) -> None:
+        """The handshake has failed: hold nothing that holds this."""
+        self._tls = self._transport = None
+        self._on_flood = _nothing
 
     async def _readable(self, sock: socket.socket) -> None:
         came: asyncio.Future[None] = self._loop.create_future()
