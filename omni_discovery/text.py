@@ -11,6 +11,8 @@ from typing import Final
 _PREFIX: Final = "Value error, "
 #: The longest name, in characters, that a client may give its request.
 MAX_LABEL: Final = 128
+#: The longest text, in characters, that ``shortened`` leaves as it is.
+MAX_SHORTENED: Final = 4096
 #: What ``str.isprintable`` allows and yet no terminal shows: Unicode's default-ignorable code points that are letters
 #: or marks (fillers of Hangul, variation selectors, joiners), and the empty pattern of Braille.
 _INVISIBLE: Final = re.compile(
@@ -86,6 +88,14 @@ def essence(error: BaseException) -> str:
         message = one_line(str(wrong.get("msg", ""))).removeprefix(_PREFIX)
         parts.append(f"{place}: {message}" if place else message)
     return "; ".join(parts) or one_line(str(error))
+
+
+def shortened(text: str, most: int = MAX_SHORTENED) -> str:
+    """Return the text, cut in its middle to at most ``most`` characters where it is longer."""
+    if len(text) <= most:
+        return text
+    kept = most - 3
+    return f"{text[: kept - kept // 4]}...{text[len(text) - kept // 4 :]}"
 
 
 def is_label(text: str) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from omni_discovery.text import replace_hidden
+from omni_discovery.text import replace_hidden, shortened
 
 #: The event of a line that is not one of ours: a library's log record, and what a child process prints.
 FOREIGN_EVENT: Final = "text"
@@ -24,8 +24,34 @@ _PAIR: Final = re.compile(r"\s+([A-Za-z_]\w*)=(\S*)")
 _CONVERSION: Final = re.compile(r"%[-#0 +]*+\d*+(?:\.\d++)?+[a-zA-Z%]")
 #: Keys of the object itself; a field of the same name stands in ``fields``.
 _LIFTED: Final = ("stage", "replica", "epoch", "request", "trace")
+#: The longest message, and the longest value in one that is longer, in characters: what a client has sent may be
+#: megabytes, and a library may log it whole. And the longest traceback.
+_MOST_MESSAGE: Final = 8192
+_MOST_VALUE: Final = 2048
+_MOST_TRACEBACK: Final = 64 << 10
 #: What a replica is called in logs, tables and errors.
 _REPLICA: Final = re.compile(r"\d+/\d+")
+
+
+def bounded(record: logging.LogRecord) -> logging.LogRecord:
+    """The record, or one like it whose message is no longer than a line may be."""
+    if len(record.getMessage()) <= _MOST_MESSAGE:
+        return record
+    short = logging.makeLogRecord(record.__dict__)
+    if isinstance(record.args, tuple):
+        short.args = tuple(map(_short, record.args))
+    if len(message := short.getMessage()) > _MOST_MESSAGE:
+        short.msg, short.args = shortened(message, _MOST_MESSAGE), None
+    return short
+
+
+def _short(value: object) -> object:
+    return value if isinstance(value, int | float) else shortened(str(value), _MOST_VALUE)
+
+
+def bounded_traceback(text: str) -> str:
+    """A formatted traceback, cut in its middle where it is longer than any that is read."""
+    return shortened(text, _MOST_TRACEBACK)
 
 
 def json_line(record: logging.LogRecord, process: Mapping[str, Any], error: str = "") -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TextIO
 
 import msgspec
 
-from omni_discovery.logs.lines import json_line, relayed_line, text_line
+from omni_discovery.logs.lines import bounded, bounded_traceback, json_line, relayed_line, text_line
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMATS: Final = ("text", "json")
@@ -48,7 +48,11 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        return text_line(super().format(record))
+        return text_line(super().format(bounded(record)))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """See logging.Formatter."""
+        return bounded_traceback(super().formatException(ei))
 
 
 class JsonFormatter(logging.Formatter):
@@ -61,8 +65,8 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        error = self.formatException(record.exc_info) if record.exc_info else ""
-        return json_line(record, self.process, error)
+        error = bounded_traceback(self.formatException(record.exc_info)) if record.exc_info else ""
+        return json_line(bounded(record), self.process, error)
 
 
 class LoggedStream(io.TextIOBase):

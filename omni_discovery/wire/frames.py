@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from omni_discovery.errors import WireError
+from omni_discovery.text import shortened
 from omni_discovery.wire.containers import MAX_CONTAINERS, MAX_CONTAINERS_TO_REPLICA, has_too_many_containers
 from omni_discovery.wire.messages import (
     MAX_ATTACHMENT_BYTES,
@@ -24,7 +25,6 @@ from omni_discovery.wire.messages import (
     MAX_BATCH,
     MAX_FRAME_BYTES,
     MAX_HEAD_BYTES,
-    MAX_REASON,
     VERSION,
     VERSION_CUT,
     Chunk,
@@ -87,14 +87,6 @@ def encode(message: ToReplica | FromReplica | Sequence[ToReplica | FromReplica])
     if has_too_many_containers(head, MAX_CONTAINERS_TO_REPLICA):
         raise WireError(f"it has more than the {MAX_CONTAINERS_TO_REPLICA} maps, arrays and texts of one message")
     return head
-
-
-def shortened(text: str, most: int = MAX_REASON) -> str:
-    """The text, cut in its middle to at most ``most`` characters where it is longer."""
-    if len(text) <= most:
-        return text
-    kept = most - 3
-    return f"{text[: kept - kept // 4]}...{text[len(text) - kept // 4 :]}"
 
 
 def join(heads: Sequence[bytes]) -> bytes:

@@ -35,7 +35,7 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from omni_discovery.text import MAX_LABEL
+from omni_discovery.text import MAX_LABEL, MAX_SHORTENED
 
 __all__ = [
     "MAX_ATTACHMENTS",
@@ -111,7 +111,7 @@ MAX_PARTIAL_IMAGES: Final = 3
 #: How many log probabilities of its prompt one request may have: 6 MB on the wire, and a second of work at each end.
 MAX_PROMPT_LOGPROBS: Final = 1 << 18
 #: Longest text, in characters, of a failure's reason.
-MAX_REASON: Final = 4096
+MAX_REASON: Final = MAX_SHORTENED
 #: How many calls of functions one answer may be.
 MAX_TOOL_CALLS: Final = 128
 

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import textwrap
+import time
 from typing import Any
 
 import pytest
@@ -187,3 +188,46 @@ def test_a_library_that_silences_the_log_on_import_is_undone() -> None:
             lines()
     """
     assert [line.split()[2] for line in printed(program)] == ["INFO", "WARNING", "ERROR"] * 2
+
+
+#: Megabytes of what has to be looked at character by character.
+HUGE = "é" * (4 << 20)
+
+
+@pytest.mark.attack("Z5")
+@pytest.mark.parametrize(
+    ("message", "args", "fields"),
+    [
+        ("Unknown part type: %s, among %d", (HUGE, 7), {}),
+        ("request.failed request=%s stage=%d: %s", (HUGE, 1, "why"), {"request": True, "stage": 1}),
+        ("a library's own %s", ([HUGE],), {}),
+        (f"a library's own {HUGE}", (), {}),
+        (f"a library's own {HUGE} 100%", None, {}),
+        ("%(what)s", ({"what": HUGE},), {}),
+    ],
+)
+def test_what_a_client_has_sent_makes_no_line_of_megabytes(message: str, args: Any, fields: dict[str, Any]) -> None:
+    """Neither as text nor as JSON; what is short in the message is there whole."""
+    record = logging.LogRecord("vllm", logging.WARNING, "f.py", 1, message, args, None)
+    began_s = time.thread_time()
+    text, line = TextFormatter().format(record), JsonFormatter().format(record)
+    assert time.thread_time() - began_s < 0.5
+    assert max(len(text), len(json.loads(line).get("message", ""))) < 10_000
+    assert len(line) < 60_000
+    assert "..." in text
+    found = json.loads(line)
+    assert found.get("stage") == fields.get("stage")
+    assert ("request" in found) == ("request" in fields)
+
+
+@pytest.mark.attack("Z5")
+def test_neither_does_an_error_with_such_a_text() -> None:
+    try:
+        raise ValueError(HUGE)
+    except ValueError:
+        record = logging.LogRecord("hub", logging.ERROR, "f.py", 1, "a bug", (), sys.exc_info())
+    text, line = TextFormatter().format(record), JsonFormatter().format(record)
+    assert len(text) < 80_000
+    assert len(json.loads(line)["exception"]) < 80_000
+    assert text.startswith("20")
+    assert "ValueError" in text
