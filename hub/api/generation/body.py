@@ -22,7 +22,7 @@ _Body = TypeVar("_Body")
 MAX_BODY_BYTES: Final = 3 << 20
 MAX_DROPPED_BYTES: Final = 64 << 20
 #: Bytes of a whole answer, as they are sent.
-_MOST_ANSWER_BYTES: Final = 128 << 20
+MOST_ANSWER_BYTES: Final = 128 << 20
 #: From so many bytes on an answer, or a piece of it, is encoded in a thread: the hub's loop must go on meanwhile.
 _LONG_BYTES: Final = 1 << 20
 
@@ -36,14 +36,14 @@ class AnswerSize:
 
     def has_room(self, size_bytes: int) -> bool:
         """Whether so much more may be kept."""
-        return self.size_bytes + size_bytes <= _MOST_ANSWER_BYTES
+        return self.size_bytes + size_bytes <= MOST_ANSWER_BYTES
 
     def add(self, size_bytes: int) -> None:
         """Count what is kept from now on. Raise EngineFailedError if that is too much."""
         has_room = self.has_room(size_bytes)
         self.size_bytes += size_bytes
         if not has_room:
-            most_mib = _MOST_ANSWER_BYTES >> 20
+            most_mib = MOST_ANSWER_BYTES >> 20
             raise EngineFailedError(f"the answer is longer than {most_mib} MiB: ask for it with {self._instead}")
 
 

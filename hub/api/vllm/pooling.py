@@ -20,7 +20,7 @@ from vllm.outputs import PoolingOutput, PoolingRequestOutput
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
-from hub.api.vllm.bounds.fan_out import announce, one_at_a_time
+from hub.api.vllm.bounds.fan_out import announce, count_pooled, one_at_a_time
 from hub.api.vllm.bounds.texts import beginning, counted_once
 from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
@@ -120,6 +120,8 @@ class PoolingClient(OmniEngineClient):
         if made is not None:
             # A bytearray: torch warns of memory that is read-only.
             numbers: Any = bytearray(made)
+            with vllm_errors():
+                count_pooled(len(numbers))
             yield PoolingRequestOutput(
                 request_id=request_id,
                 outputs=PoolingOutput(binary2tensor(numbers, made.shape, "float32", "native")),

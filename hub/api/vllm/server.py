@@ -22,6 +22,8 @@ from vllm.exceptions import VLLMError
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.bounds.beams import bound_beams
 from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
+from hub.api.vllm.bounds.log_lines import remember_little
+from hub.api.vllm.bounds.numbers import write_numbers
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_parsers
 from hub.api.vllm.bounds.whole_answers import write_in_turns
@@ -72,6 +74,7 @@ class VllmFrontend:
         except KeyError as error:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
         read_few_formats()
+        remember_little()
         score_beside_the_loop()
         self._renderer = renderer_of(self._config)
 
@@ -96,6 +99,7 @@ class VllmFrontend:
         except (ValueError, VLLMError) as error:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         write_in_turns(app.router.routes, app.state)
+        write_numbers(app.state)
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)

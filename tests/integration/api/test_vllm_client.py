@@ -269,7 +269,7 @@ async def test_a_prompt_that_is_shown_in_each_answer_counts_with_each(
     frontend: Any, monkeypatch: pytest.MonkeyPatch, shown: str
 ) -> None:
     """The server puts all of it into every whole answer; a stream passes them on."""
-    monkeypatch.setattr("hub.api.generation.body._MOST_ANSWER_BYTES", 4000)
+    monkeypatch.setattr("hub.api.generation.body.MOST_ANSWER_BYTES", 4000)
     asked = {**ASK, "prompt": [5] * 60, "n": 9}
     async with serving(frontend, speak) as (client, replica):
         refused = await client.post("/v1/completions", json={**asked, shown: True})

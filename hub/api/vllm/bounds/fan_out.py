@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hub.api.exchange import current_exchange
-from hub.api.generation.body import AnswerSize
+from hub.api.generation.body import MOST_ANSWER_BYTES, AnswerSize
 from hub.api.vllm.bounds.wrapping import wrapped_once
 from omni_discovery.errors import InvalidRequestError
 
@@ -53,6 +53,19 @@ def answer_size(*, is_streamed: bool) -> AnswerSize:
     """The size of what is kept for one answer: of an HTTP request all answers together, unless they are streamed."""
     budget = _budget.get()
     return _new_size() if is_streamed or budget is None or budget.size is None else budget.size
+
+
+def count_pooled(size_bytes: int) -> None:
+    """Count what a stage has pooled for one text. Raise InvalidRequestError if that is too much for one request."""
+    budget = _budget.get()
+    if budget is None or budget.size is None:
+        return
+    budget.size.size_bytes += size_bytes
+    if not budget.size.has_room(0):
+        raise InvalidRequestError(
+            f"the numbers of this request's texts take more than {MOST_ANSWER_BYTES >> 20} MiB, of 4 bytes each: send"
+            " fewer texts in one"
+        )
 
 
 def _new_size() -> AnswerSize:
