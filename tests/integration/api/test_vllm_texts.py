@@ -185,6 +185,34 @@ async def test_each_request_gets_its_turn_in_the_thread_that_reads_texts() -> No
     executor.shutdown()
 
 
+@pytest.mark.attack("Z7")
+async def test_each_client_gets_its_turn_there_however_many_requests_another_has() -> None:
+    from hub.api import exchange
+    from hub.api.vllm.bounds import texts
+
+    done: list[str] = []
+    executor = ThreadPoolExecutor(1)
+    texts.serve_by_turns(executor)
+    may_go = threading.Event()
+
+    async def of_client(host: str) -> None:
+        exchange._current.set(exchange.Exchange(host=host))
+        texts.start_http_request(10)
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(executor, done.append, host) for _ in range(2)))
+
+    held = executor.submit(may_go.wait, 10)
+    async with asyncio.TaskGroup() as group:
+        for host in ("10.0.0.1",) * 100 + ("10.0.0.2",):
+            group.create_task(of_client(host))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        may_go.set()
+    assert held.result()
+    assert (done[:4].count("10.0.0.2"), len(done)) == (2, 202)
+    executor.shutdown()
+
+
 @pytest.mark.attack("R23")
 async def test_what_a_refused_or_cancelled_request_has_queued_is_not_done() -> None:
     from hub.api.vllm.bounds import texts

@@ -20,6 +20,7 @@ from transformers import PythonBackend, TokenizersBackend
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
 
+from hub.api.exchange import client_name, current_exchange
 from hub.api.vllm.bounds.wrapping import wrapped_once
 
 #: Characters of all texts of one request together, as often as each is tokenized: those of the longest body.
@@ -44,6 +45,8 @@ class RequestTexts:
 
     #: The model's context.
     most_tokens: int
+    #: Whose it is; empty for a client without a key and an address.
+    client: str = ""
     #: Whether one budget counts for all of it: not for a WebSocket, where texts come one after the other.
     is_counted: bool = True
     characters: int = 0
@@ -73,7 +76,9 @@ _thread: Final = threading.local()
 
 def start_http_request(most_tokens: int, *, is_websocket: bool = False) -> RequestTexts:
     """Bound the texts of the current context, that of one HTTP request to a model with this context."""
-    texts = RequestTexts(most_tokens, is_counted=not is_websocket)
+    exchange = current_exchange()
+    client = client_name(exchange.key, exchange.host)
+    texts = RequestTexts(most_tokens, client, is_counted=not is_websocket)
     _texts.set(texts)
     return texts
 
@@ -224,9 +229,10 @@ class _Job:
 
 
 def serve_by_turns(executor: Executor) -> None:
-    """Have an executor do the jobs of each HTTP request by turns, in its context; none of a request that has failed.
+    """Have an executor serve the clients in turn, and the HTTP requests of each, in their contexts.
 
-    By itself it does them as they come: a request with ten thousand texts has all others wait.
+    By itself it does jobs as they come: a request with ten thousand texts has all others wait. Of a request that has
+    failed none is done.
     """
     if not isinstance(getattr(executor.submit, "__self__", None), _Turns):
         executor.submit = _Turns(executor.submit).submit  # type: ignore[method-assign]
@@ -236,14 +242,16 @@ class _Turns:
     def __init__(self, submit: Callable[..., Any]) -> None:
         self._submit = submit
         self._lock = threading.Lock()
-        #: The jobs that wait, of each request; the first of the first is next.
-        self._waiting: OrderedDict[int, deque[_Job]] = OrderedDict()
+        #: The jobs that wait, of each client and request; the first of the first of the first is next.
+        self._waiting: OrderedDict[str, OrderedDict[int, deque[_Job]]] = OrderedDict()
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """See Executor."""
         job = _Job(Future(), copy_context(), lambda: call(*args, **options))
+        texts = _texts.get()
         with self._lock:
-            self._waiting.setdefault(id(_texts.get()), deque()).append(job)
+            of_client = self._waiting.setdefault("" if texts is None else texts.client, OrderedDict())
+            of_client.setdefault(id(texts), deque()).append(job)
         try:
             self._submit(self._do_next)
         except RuntimeError:
@@ -254,10 +262,13 @@ class _Turns:
 
     def _do_next(self) -> None:
         with self._lock:
-            key, jobs = self._waiting.popitem(last=False)
+            client, of_client = self._waiting.popitem(last=False)
+            request, jobs = of_client.popitem(last=False)
             job = jobs.popleft()
             if jobs:
-                self._waiting[key] = jobs
+                of_client[request] = jobs
+            if of_client:
+                self._waiting[client] = of_client
         texts = job.context.get(_texts)
         if texts is not None and texts.has_failed:
             job.future.cancel()
