@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import MutableHeaders
 
@@ -23,6 +23,8 @@ from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path
 from omni_discovery.errors import InvalidRequestError, OmniError, OverloadedError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from hub.api.vllm.omni.pipeline import ServedPipeline
@@ -125,6 +127,13 @@ class _ChatBody(Body):
         self._passed = json.dumps(asked).encode() if self._outcome.chat else whole
 
 
+#: Characters of the frames that bring one text to be spoken: the server keeps all of them until the text's end, and may
+#: go through them again with each.
+MAX_SPOKEN: Final = 64 << 10
+_PIECE: Final = "input.text"
+_END: Final = "input.done"
+
+
 class _CheckedFrames:
     """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
 
@@ -132,6 +141,8 @@ class _CheckedFrames:
         self._scope = scope
         self._receive = receive
         self._send = send
+        #: Characters of the frames of the text that is being sent.
+        self._spoken = 0
 
     async def receive(self) -> Message:
         """See ASGI."""
@@ -141,7 +152,8 @@ class _CheckedFrames:
             try:
                 whole = frame.encode()
                 await checked_aside(check_body, whole, self._scope)
-                refused = refusal_of_request(decoded(whole))
+                asked = decoded(whole)
+                refused = refusal_of_request(asked) or self._refusal_of_length(asked, len(frame))
             except (InvalidRequestError, OverloadedError) as error:
                 refused = str(error)
             if refused:
@@ -150,6 +162,12 @@ class _CheckedFrames:
                 await self._send({"type": "websocket.close", **end})
                 return {"type": "websocket.disconnect", **end}
         return message
+
+    def _refusal_of_length(self, asked: Mapping[str, Any], characters: int) -> str:
+        kind = asked.get("type")
+        self._spoken = 0 if kind == _END else self._spoken + characters * (kind == _PIECE)
+        most = MAX_SPOKEN
+        return f"one text may come in frames of {most} characters together" if self._spoken > most else ""
 
 
 class _HeldAnswer:
