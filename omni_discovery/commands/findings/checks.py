@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,7 +246,7 @@ def _namespace(evidence: Evidence) -> Iterator[Finding]:
 def _records(evidence: Evidence) -> Iterator[Finding]:
     bad = evidence.view.bad
     for key in sorted(bad)[:_SHOWN]:
-        advice = f"it hides this one key; find who wrote it, or delete it: etcdctl del {one_line(key)}"
+        advice = f"it hides this one key; find who wrote it, or delete it: {_deletes(key)}"
         name, stage_id, hub_id = _meant_by(evidence.namespace, key)
         whose = f"replica {name}" if name else f"hub {hub_id}" if hub_id else ""
         text = f"the record of {whose} is refused: {bad[key]}" if whose else str(bad[key])
@@ -290,8 +291,9 @@ def _leases(evidence: Evidence) -> Iterator[Finding]:
         and item.key not in evidence.view.bad
     ]
     for key in found[:_SHOWN]:
-        text, advice = f"{key} has no lease: it stays when its process dies", "if nobody is behind it: etcdctl del"
-        yield Finding(Grade.PROBLEM, "lease", text, f"{advice} {key}", _delete(key))
+        text = f"{one_line(key)} has no lease: it stays when its process dies"
+        advice = f"if nobody is behind it: {_deletes(key)}"
+        yield Finding(Grade.PROBLEM, "lease", text, advice, _delete(key))
     if len(found) > _SHOWN:
         text = f"{len(found) - _SHOWN} more keys have no lease, the last of them {found[-1]}"
         yield Finding(Grade.PROBLEM, "lease", text, "delete those above, and the next will be shown here")
@@ -406,6 +408,11 @@ def _delete(key: str) -> tuple[str, ...]:
     return ("etcdctl", "del", key) if is_shown(key) else ()
 
 
+def _deletes(key: str) -> str:
+    """The same as an operator types it: a shell takes no part of the key for anything else."""
+    return shlex.join(_delete(key)) or "etcdctl del, of a key that no terminal shows as it is"
+
+
 #: Edges of one record that are looked at: a document has at most 256 stages.
 _MOST_EDGES: Final = 256
 
@@ -459,15 +466,15 @@ def _control(evidence: Evidence) -> Iterator[Finding]:
         try:
             wish = parse(item.value)
         except ControlError as error:
-            advice = f"correct it, or: etcdctl del {item.key}"
+            advice = f"correct it, or: {_deletes(item.key)}"
             yield Finding(Grade.PROBLEM, "control", f"{item.key}: {error}", advice, _delete(item.key))
             continue
         if info is None:
             text = f"{item.key} is for nobody: no replica {name} is registered; the next one with that id obeys it"
-            yield Finding(Grade.NOTE, "control", text, f"if it is not wanted: etcdctl del {item.key}")
+            yield Finding(Grade.NOTE, "control", text, f"if it is not wanted: {_deletes(item.key)}")
         elif wish.drain and wish.epoch not in (None, info.epoch):
             text = f"{item.key} drains epoch {wish.epoch}, which is over; {name} is at {info.epoch} and ignores it"
-            yield Finding(Grade.NOTE, "control", text, f"it may go: etcdctl del {item.key}")
+            yield Finding(Grade.NOTE, "control", text, f"it may go: {_deletes(item.key)}")
         elif (
             answered_revision(info.control_revision, info.control_error) < item.mod_revision
             and evidence.now_s - info.last_heartbeat > _CLOCK_S
@@ -500,7 +507,7 @@ def _hubs(evidence: Evidence) -> Iterator[Finding]:
         hub, key = evidence.view.hubs.get(hub_id), keys.hub_control_key(evidence.namespace, hub_id)
         if hub is None:
             text = f"hub {hub_id} is revoked; it is not registered"
-            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: etcdctl del {key}", hub=hub_id)
+            yield Finding(Grade.NOTE, "hub", text, f"when it is gone for good: {_deletes(key)}", hub=hub_id)
         else:
             text = f"hub {hub_id} is revoked and still registered: its process {hub.pid} on {hub.host} serves nobody"
             advice = f"stop it there, or let it in again: omni hub allow {hub_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
@@ -371,6 +372,22 @@ def test_a_hub_that_does_not_report_is_told_as_unknown_not_as_well() -> None:
         findings = found(FORCE, HUB, record(), *more, silent=True)
         assert [each.grade for each in findings if each.topic == "requests"] == [Grade.NOTE]
         assert "hub hub-1 does not report" in wrong(findings, Grade.NOTE)[0]
+
+
+@pytest.mark.attack("Z9")
+@pytest.mark.parametrize("name", ["$(touch pwned)", "7 /omni/v2", "7;reboot", "`id`", "a'b", "7 --prefix", "7\nreboot"])
+def test_a_key_is_no_part_of_a_command_but_one_word_of_it(name: str) -> None:
+    """What an operator is told to type deletes that key; where it can't be shown, nothing is told to be typed."""
+    key = f"/omni/v1/n/replicas/0/{name}"
+    findings = found(FORCE, HUB, (key, b"{}"), bare=True)
+    (bad,) = [each for each in findings if each.topic == "record" and each.grade is Grade.PROBLEM]
+    told = bad.advice.partition("or delete it: ")[2]
+    if name.isprintable():
+        assert shlex.split(told) == ["etcdctl", "del", key]
+        assert bad.command == ("etcdctl", "del", key)
+    else:
+        assert told == "etcdctl del, of a key that no terminal shows as it is"
+        assert bad.command == ()
 
 
 @pytest.mark.attack("K4")
