@@ -388,6 +388,12 @@ ATTACKS: Final = (
     Attack("Z1", "a handshake with megabytes of properties, at a replica's port", "a frame has 64 KiB"),
     Attack("Z2", "a hostile replica's handshake with as many, which a hub reads", "a frame has 64 KiB"),
     Attack("Z3", "a hostile replica that lets in and ends each connection", "tried ever less often"),
+    Attack("Z4", "greetings of TLS, one after the other, each given up at once", "no ring of objects is left"),
+    Attack("Z5", "megabytes in a name that vLLM's server writes into its log, and remembers", "a line has 8 KiB"),
+    Attack("Z6", "one-letter texts in thousands, for a thousand numbers each", "written as they are sent"),
+    Attack("Z7", "one client's texts of a million characters, before others' chats", "clients in turn"),
+    Attack("Z8", "a text to be spoken that never ends, over a WebSocket", "64 Ki characters"),
+    Attack("Z9", "a key in etcd by which omni doctor would tell an operator a command of a replica's", "quoted"),
 )
 
 #: Rows without a test, and why.
