@@ -332,6 +332,7 @@ class BoundedHttp(_Input, H11Protocol):
         """See asyncio."""
         super().connection_made(transport)
         self._server.cut(self._server.connections.opened(self, time.monotonic(), after=self.handshake))
+        self.handshake = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio."""

@@ -46,8 +46,8 @@ class Handshake(Bounded):
         self.client = client
         #: None before it has begun, and once it is over.
         self.task: asyncio.Task[None] | None = None
-        #: Whether TLS stands, or never will.
-        self.is_over = False
+        #: What serves the client once TLS stands.
+        self.protocol: BoundedHttp | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -148,27 +148,28 @@ class TlsListener:
         self._loop.call_later(_PAUSE_S, self._listen)
 
     def _begin(self, sock: socket.socket, handshake: Handshake) -> None:
-        protocol = self._make()
-        protocol.handshake = handshake
-
         def flood() -> None:
             # A WebSocket may have taken the protocol's place.
-            current = protocol.current if handshake.is_over else handshake
+            current = handshake if handshake.protocol is None else handshake.protocol.current
             self._bounded.cut({current: Cut.TLS_RECORDS})
 
+        tls = TlsInput(self._loop, flood, self._bounded.share, place_of(handshake.client))
+
+        def make() -> BoundedHttp:
+            protocol = handshake.protocol = self._make()
+            protocol.handshake, protocol.tls = handshake, tls
+            return protocol
+
         sock.setblocking(False)
-        protocol.tls = TlsInput(self._loop, flood, self._bounded.share, place_of(handshake.client))
-        begun = protocol.tls.start_tls(sock, protocol, self._context, handshake_s=_NEVER_S, shutdown_s=_NEVER_S)
+        begun = tls.start_tls(sock, make, self._context, handshake_s=_NEVER_S, shutdown_s=_NEVER_S)
         handshake.task = self._loop.create_task(begun)
         self._under_way.add(handshake)
-        handshake.task.add_done_callback(partial(self._ended, sock, handshake, protocol))
+        handshake.task.add_done_callback(partial(self._ended, sock, handshake, tls))
         connections = self._bounded.connections
         self._bounded.cut(connections.opened(handshake, time.monotonic(), is_handshake=True))
 
-    def _ended(
-        self, sock: socket.socket, handshake: Handshake, protocol: BoundedHttp, task: asyncio.Task[None]
-    ) -> None:
-        handshake.task, handshake.is_over = None, True
+    def _ended(self, sock: socket.socket, handshake: Handshake, tls: TlsInput, task: asyncio.Task[None]) -> None:
+        handshake.task = None
         self._under_way.discard(handshake)
         self._bounded.connections.closed(handshake)
         error = None if task.cancelled() else task.exception()
@@ -177,9 +178,7 @@ class TlsListener:
             sock.close()
             # It leaves no ring of objects: each would hold 256 KiB of the loop's, and thousands come in a minute.
             _forget_frames(error)
-            if protocol.tls is not None:
-                protocol.tls.forget()
-            protocol.tls = protocol.handshake = None
+            tls.forget()
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -60,13 +60,13 @@ class TlsInput(asyncio.BufferedProtocol):
     async def start_tls(
         self,
         sock: socket.socket,
-        protocol: asyncio.Protocol,
+        make_protocol: Callable[[], asyncio.Protocol],
         context: ssl.SSLContext,
         *,
         handshake_s: float,
         shutdown_s: float,
     ) -> None:
-        """Shake hands with the client of an accepted socket; then TLS's transport is the protocol's.
+        """Shake hands with the client of an accepted socket; then TLS's transport is that of the protocol that is made.
 
         Raise OSError, also where the client fails. It may be cancelled.
         """
@@ -93,11 +93,12 @@ class TlsInput(asyncio.BufferedProtocol):
             raise
         # What waits there while HTTP is not read is worked through at once when it is.
         made.set_read_buffer_limits(high=_SLICE_BYTES)
+        protocol = make_protocol()
         made.set_protocol(protocol)
         protocol.connection_made(made)
 
     def forget(self) -> None:
-        """The handshake has failed: hold nothing that holds this."""
+        """The connection is over: hold nothing that holds this."""
         self._tls = self._transport = None
         self._on_flood = _nothing
 
@@ -156,6 +157,7 @@ class TlsInput(asyncio.BufferedProtocol):
         """See asyncio."""
         if self._tls is not None:
             self._tls.connection_lost(exc)
+        self.forget()
 
     # ---- slices
 
