@@ -122,7 +122,9 @@ class Router:
             self.listener = _bind(self.socket, f"tcp://{host}:0")
         except zmq.ZMQError as error:
             raise ConfigError(f"can't listen on {bind_host}: {error}; see --omni-replica-address") from error
-        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        #: Where it was bound first, and where it is bound now; empty between two times.
+        self._bound_to = self._endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port = int(self._bound_to.rpartition(":")[2])
 
     def receive_frame(self) -> tuple[Peer | None, bytes]:
         """The next message and its connection, which is None for a revoked hub.
@@ -165,17 +167,18 @@ class Router:
     def take_long_frames(self) -> None:
         """Take messages of up to 4 MiB in one frame from now on: there are hubs that can't cut them. Idempotent.
 
-        Connections that stand are ended by that; what waits to connect is not.
+        Connections that stand are ended by that; what waits to connect is not. Raise zmq.ZMQError, to be called again.
         """
         if self._takes_long_frames:
             return
-        self._takes_long_frames = True
-        endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.socket.unbind(endpoint)
+        if self._endpoint:
+            self.socket.unbind(self._endpoint)
+            self._endpoint = ""
         self.socket.maxmsgsize = wire.MAX_HEAD_BYTES
         # ZMQ closes the descriptor that it is given.
         self.socket.setsockopt(zmq.USE_FD, os.dup(self.listener.fileno()))
-        self.socket.bind(endpoint)
+        self.socket.bind(self._bound_to)
+        self._endpoint, self._takes_long_frames = self._bound_to, True
 
     def close(self, linger_ms: int) -> None:
         """Close; ZMQ goes on sending what is queued for at most ``linger_ms``. Idempotent."""

@@ -244,8 +244,7 @@ class ReplicaServer:
             self._gate.answer_handshakes()
             self.counters["refused_handshakes"] = self._gate.refused
         if self._is_to_take_long_frames:
-            # Hubs send nothing but Hello to the other socket.
-            self._input.take_long_frames()
+            self._take_long_frames()
         if self._to_revoke != self._revoked:
             self._revoke(self._to_revoke)
         self._sessions.handshake.follow_epoch()
@@ -268,6 +267,16 @@ class ReplicaServer:
         except Exception:
             logger.exception("server.error where=deliver")
             self.counters["internal_errors"] += 1
+
+    def _take_long_frames(self) -> None:
+        try:
+            # Hubs send nothing but Hello to the other socket.
+            self._input.take_long_frames()
+            self._is_to_take_long_frames = False
+        except zmq.ZMQError as error:
+            # It is tried again in the next turn: until then nobody can connect.
+            if self._log_once.should("server.not_listening"):
+                logger.warning("server.not_listening reason=%s: it is tried again (said once)", error)
 
     def _revoke(self, hub_ids: frozenset[str]) -> None:
         self._revoked = hub_ids

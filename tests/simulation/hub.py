@@ -15,6 +15,7 @@ from omni_discovery.clients import base as client_base_module
 from omni_discovery.clients.hub import OmniCoordClientForHub
 from omni_discovery.records.schema import HubRecord, ReplicaInfo
 from omni_discovery.view.hub_watcher import ViewOptions
+from omni_discovery.wire import VERSION_CUT
 from tests.simulation.network import SimConnection
 from tests.simulation.registry import SimKV
 from tests.simulation.replica import SimLoopThread, close_client, current_world
@@ -47,7 +48,14 @@ class SimHub:
         omni, world = self.omni, self._world
         self._tap(omni)
         await omni.start()
-        record = HubRecord(hub_id=self.hub_id, host=self.process.host, pid=1, version="0", started_at=world.now_s)
+        record = HubRecord(
+            hub_id=self.hub_id,
+            host=self.process.host,
+            pid=1,
+            version="0",
+            started_at=world.now_s,
+            wire_version=VERSION_CUT,
+        )
         self.client = OmniCoordClientForHub(
             "10.9.0.0:2379",
             namespace=world.namespace,

@@ -316,6 +316,11 @@ class SimRouter:
         self._pipes: dict[str, Pipe] = {}
         #: Called when a frame has come.
         self.on_frame: Callable[[], None] = lambda: None
+        #: No frame is cut here.
+        self.takes_cut: Callable[[str], bool] = lambda _name: False
+
+    def take_long_frames(self) -> None:
+        """See Router. Frames have any length here."""
 
     @property
     def has_frames(self) -> bool:

@@ -415,6 +415,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "server.error": "a bug: a message could not be handled",
     "server.foreign_identity": "somebody uses the name of another peer; more of them are counted",
     "server.hoarded_credits": "a hub has asked for slots again and again, and used none",
+    "server.not_listening": "the port can't be bound anew for a hub of a release before; it is tried again",
     "server.hub_behind": "a hub reads its outputs too slowly; its requests pause",
     "server.hub_given_up": "a hub has read nothing for too long; its requests here end",
     "server.misplaced": "a message came over the wrong socket or session; more of them are counted",
