@@ -201,13 +201,13 @@ class FakeReplica:
     ) -> None:
         on_input = isinstance(message, wire.Accepted | wire.Rejected | wire.Aborted)
         target = socket or (self._input if on_input else self._output)
-        self._send([wire.encode(message), *attachments], target)
+        self._send_frames([wire.encode(message), *attachments], target)
 
     def send_head(self, head: bytes) -> None:
         """Send what is encoded already."""
-        self._send([head], self._output)
+        self._send_frames([head], self._output)
 
-    def _send(self, frames: Sequence[bytes], socket: LoopSocket) -> None:
+    def _send_frames(self, frames: Sequence[bytes], socket: LoopSocket) -> None:
         socket.send([self._hub, *(wire.cut(frames) if self._cuts else frames)])
 
     def accept(self, submit: wire.Submit) -> None:
