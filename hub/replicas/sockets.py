@@ -7,6 +7,7 @@ the edge. So after each of them the socket's own EVENTS are read again before co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import secrets
@@ -35,6 +36,7 @@ ZmqContext: TypeAlias = "zmq.Context[zmq.Socket[bytes]]"
 #: As plain numbers: what a mask of zmq's own kind costs is felt with every message.
 _POLLIN: Final = int(zmq.POLLIN)
 _POLLOUT: Final = int(zmq.POLLOUT)
+_NOT_LAST: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 #: Messages, and about how many bytes, taken from one socket before the other sockets and tasks get their turn: whoever
 #: bounds what waits for a client must see it as it comes. A byte of a head counts for several: it is decoded.
 _BATCH: Final = 64
@@ -131,7 +133,7 @@ class LoopSocket:
             if len(frames) == 1:
                 self.socket.send(frames[0], zmq.NOBLOCK)
             else:
-                self.socket.send_multipart(frames, zmq.NOBLOCK)
+                self._send_cut(frames)
         except zmq.Again:
             raise QueueFullError("the send queue is full or nobody is connected") from None
         except zmq.ZMQError as error:
@@ -140,6 +142,17 @@ class LoopSocket:
             # A drain that is under way finds what comes meanwhile.
             if not self._is_draining:
                 self._look_again()
+
+    def _send_cut(self, frames: Sequence[bytes | memoryview]) -> None:
+        for number, frame in enumerate(frames, 1):
+            try:
+                self.socket.send(frame, _NOT_LAST if number < len(frames) else zmq.NOBLOCK)
+            except zmq.Again:
+                if number > 1:
+                    # The connection has ended amid the message, of which ZMQ drops the rest: this is its end.
+                    with contextlib.suppress(zmq.Again):
+                        self.socket.send(b"", zmq.NOBLOCK)
+                raise
 
     def drain(self) -> None:
         """Take in what has arrived, up to 256 MiB of it or for 0.3 s; the rest comes in turns, as always."""
@@ -227,7 +240,7 @@ class LoopSocket:
     def _receive(self, began_s: float) -> list[bytes]:
         """The next message, put together if it was cut; of one with too many frames one more than it may have.
 
-        The others are dropped in turns. Of a message that is not cut as it says, that is its first frame.
+        The others are dropped in turns. Of a message whose pieces are not as it says, only the first frame is returned.
 
         Raise zmq.Again if there is none, or if the rest of one takes longer than a turn that began at this processor
         time.
@@ -443,12 +456,14 @@ class DealerConnection:
     def reconnect_if_due(self, now_s: float) -> None:
         """Begin another attempt if the handshake was refused or the present attempt has timed out."""
         if now_s < self._not_before_s:
+            if not self.connected:
+                self._hang_up()
             return
         timeout_s = max(self._config.connect_timeout_s, self._longest_pause_s)
         is_late = now_s - self._begun_at_s > timeout_s
         if self.connected or self._dealer.is_amid_message or not (self.refused or not self._endpoint or is_late):
             return
-        self._misses += is_late
+        self._misses += is_late and bool(self._endpoint)
         self.refused, self._begun_at_s = False, now_s
         self._dial_again()
 
@@ -503,6 +518,9 @@ class DealerConnection:
     def _on_monitor(self, frames: list[bytes]) -> None:
         event = int(parse_monitor_message(frames)["event"])
         if event & UP_EVENTS:
+            if not self._endpoint:
+                # ZMQ had connected again before it was told not to; nothing stands any more.
+                return
             self.connected, self.refused, self._misses = True, False, 0
             self._made_at_s = asyncio.get_running_loop().time()
             if self._pulse is not None:
@@ -528,14 +546,19 @@ class DealerConnection:
         self.connected = False
         self._begun_at_s = now_s = asyncio.get_running_loop().time()
         self._short_ones = self._short_ones + 1 if now_s - self._made_at_s < _SHORT_S else 0
-        if self._short_ones > _PATIENT and self._endpoint and not self._dealer.is_amid_message:
+        if self._short_ones > _PATIENT:
             # ZMQ itself waits no longer, however often the other side ends what it has let in.
             self._not_before_s = now_s + _growing(self._config.reconnect_max_s, self._short_ones)
+            self._hang_up()
+        self._listener.connection_lost(self._name)
+
+    def _hang_up(self) -> None:
+        """Connect nowhere, until the next attempt is due; amid a message that has to wait for its end."""
+        if self._endpoint and not self._dealer.is_amid_message:
             _disconnect(self._dealer.socket, self._endpoint)
             self._endpoint = ""
             if self._pulse is not None:
                 self._pulse.hang_up()
-        self._listener.connection_lost(self._name)
 
 
 def cuts_messages(info: ReplicaInfo) -> bool:

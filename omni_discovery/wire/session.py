@@ -392,6 +392,8 @@ class ReplicaSessions(_Role):
         #: Connections that were given up and may still stand, by hub and name, until they greet again (rule 6). Bounded
         #: likewise.
         self._given_up: dict[str, dict[str, Peer]] = {}
+        #: The connections whose last Hello says that the hub takes messages that are cut, oldest first. Bounded, too.
+        self._cuts: dict[str, None] = {}
         self.revoked: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
@@ -430,6 +432,7 @@ class ReplicaSessions(_Role):
             _forget(self._given_up, peer)
         self._hellos.pop((socket, peer.name), None)
         self._hellos[socket, peer.name] = peer, hello
+        self._note_version(peer.name, hello)
         ended = [action for each in _remember(self._connections, peer) for action in self.give_up(each, is_gone=False)]
         if not self.epoch:
             return ended
@@ -437,14 +440,20 @@ class ReplicaSessions(_Role):
             return [*ended, MessageRefused(Flaw.EPOCH, hello.epoch)]
         return [*ended, *self._welcome(socket, peer, hello)]
 
+    def _note_version(self, name: str, hello: Hello) -> None:
+        self._cuts.pop(name, None)
+        if hello.wire_version is not UNSET and hello.wire_version >= VERSION_CUT:
+            self._cuts[name] = None
+            if len(self._cuts) > _MAX_HUBS:
+                del self._cuts[next(iter(self._cuts))]
+
     def peers(self) -> list[Peer]:
         """The connections with a Hello on ``output`` that were not given up since."""
         return [peer for (socket, _), (peer, _) in self._hellos.items() if socket == "output"]
 
-    def takes_cut(self, socket: SocketName, name: str) -> bool:
-        """Whether the connection's Hello on that socket has said that the hub takes messages that are cut."""
-        known = self._hellos.get((socket, name))
-        return known is not None and known[1].wire_version is not UNSET and known[1].wire_version >= VERSION_CUT
+    def takes_cut(self, name: str) -> bool:
+        """Whether the connection has said that its hub takes messages that are cut; also if it was given up since."""
+        return name in self._cuts
 
     def probed_peers(self) -> dict[str, Peer]:
         """The connections to probe while nothing else is sent to them, by name: those greeted and those given up."""
@@ -473,7 +482,9 @@ class ReplicaSessions(_Role):
             self._hellos.pop((socket, peer.name), None)
         _forget(self._connections, peer)
         _forget(self._given_up, peer)
-        if not is_gone:
+        if is_gone:
+            self._cuts.pop(peer.name, None)
+        else:
             _remember(self._given_up, peer)
         return [CloseCredits(peer.name)]
 

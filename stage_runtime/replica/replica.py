@@ -431,7 +431,7 @@ class Replica:
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
-        if any(hub.wire_version is msgspec.UNSET for hub in hubs.values()):
+        if any(hub.wire_version is msgspec.UNSET or hub.wire_version < VERSION_CUT for hub in hubs.values()):
             self._server.take_long_frames()
         self._server.set_allowed_hubs({hub_id: hub.curve_public_key for hub_id, hub in hubs.items()})
 

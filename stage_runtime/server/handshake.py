@@ -97,9 +97,9 @@ class Handshake:
         """The connections that get the replica's load while nothing else is sent to them, by name."""
         return self._protocol.probed_peers()
 
-    def takes_cut(self, socket: SocketName, name: str) -> bool:
-        """Whether a connection's hub has said on that socket that it takes messages that are cut."""
-        return self._protocol.takes_cut(socket, name)
+    def takes_cut(self, name: str) -> bool:
+        """Whether a connection's hub has said that it takes messages that are cut."""
+        return self._protocol.takes_cut(name)
 
     def connections_of(self, hub_ids: Set[str]) -> list[Peer]:
         """The connections of these hubs, greeted on either socket or given up."""

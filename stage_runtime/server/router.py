@@ -167,16 +167,18 @@ class Router:
     def take_long_frames(self) -> None:
         """Take messages of up to 4 MiB in one frame from now on: there are hubs that can't cut them. Idempotent.
 
-        Connections that stand are ended by that; what waits to connect is not. Raise zmq.ZMQError, to be called again.
+        Connections that stand are ended by that; what waits to connect is not. Raise OSError or zmq.ZMQError, and call
+        it again then.
         """
         if self._takes_long_frames:
             return
+        # ZMQ closes the descriptor that it is given. Where there is none left, it goes on listening as it did.
+        listener = os.dup(self.listener.fileno())
         if self._endpoint:
             self.socket.unbind(self._endpoint)
             self._endpoint = ""
         self.socket.maxmsgsize = wire.MAX_HEAD_BYTES
-        # ZMQ closes the descriptor that it is given.
-        self.socket.setsockopt(zmq.USE_FD, os.dup(self.listener.fileno()))
+        self.socket.setsockopt(zmq.USE_FD, listener)
         self.socket.bind(self._bound_to)
         self._endpoint, self._takes_long_frames = self._bound_to, True
 

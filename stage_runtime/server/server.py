@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 import zmq
@@ -83,8 +82,7 @@ class ReplicaServer:
         self._acks = Outbox(self._input.send_frames, _ACKS_MESSAGES, _ACKS_BYTES)
         self._replies = Outbox(self._output.send_frames, config.outbox_messages, config.outbox_bytes)
         self._sessions = Sessions(config, state, self.counters, jobs, self._acks, self._replies)
-        self._input.takes_cut = partial(self._sessions.handshake.takes_cut, "input")
-        self._output.takes_cut = partial(self._sessions.handshake.takes_cut, "output")
+        self._input.takes_cut = self._output.takes_cut = self._sessions.handshake.takes_cut
         self._is_to_take_long_frames = False
         self._revoked: frozenset[str] = frozenset()
         #: The last argument of ``set_revoked_hubs``; the ZMQ thread applies it.
@@ -273,7 +271,7 @@ class ReplicaServer:
             # Hubs send nothing but Hello to the other socket.
             self._input.take_long_frames()
             self._is_to_take_long_frames = False
-        except zmq.ZMQError as error:
+        except (OSError, zmq.ZMQError) as error:
             # It is tried again in the next turn: until then nobody can connect.
             if self._log_once.should("server.not_listening"):
                 logger.warning("server.not_listening reason=%s: it is tried again (said once)", error)

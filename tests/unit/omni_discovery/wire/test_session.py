@@ -256,13 +256,19 @@ def test_a_replica_answers_the_epoch_it_has_and_remembers_the_one_it_will_have()
 
 
 def test_a_replica_cuts_only_for_a_connection_whose_hub_has_said_that_it_takes_that() -> None:
+    """1. it has; 2. given up, it may still stand, and is known to; 3. it says so no more, or is gone"""
     replica = ReplicaSessions()
+    assert not replica.takes_cut(HUB.name)
     replica.receive_hello("input", HUB, hello())
-    assert replica.takes_cut("input", HUB.name)
-    assert not replica.takes_cut("output", HUB.name)
+    assert replica.takes_cut(HUB.name)
+    replica.give_up(HUB, is_gone=False)
+    assert replica.takes_cut(HUB.name)
     for version in (msgspec.UNSET, 1):
         replica.receive_hello("input", HUB, msgspec.structs.replace(hello(), wire_version=version))
-        assert not replica.takes_cut("input", HUB.name)
+        assert not replica.takes_cut(HUB.name)
+    replica.receive_hello("input", HUB, hello())
+    replica.give_up(HUB, is_gone=True)
+    assert not replica.takes_cut(HUB.name)
 
 
 @pytest.mark.attack("H2")
