@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from numbers import Number
 from typing import Any, Final
 
 from omni_discovery.text import replace_hidden, shortened
@@ -24,10 +25,9 @@ _PAIR: Final = re.compile(r"\s+([A-Za-z_]\w*)=(\S*)")
 _CONVERSION: Final = re.compile(r"%[-#0 +]*+\d*+(?:\.\d++)?+[a-zA-Z%]")
 #: Keys of the object itself; a field of the same name stands in ``fields``.
 _LIFTED: Final = ("stage", "replica", "epoch", "request", "trace")
-#: The longest message, and the longest value in one that is longer, in characters: what a client has sent may be
-#: megabytes, and a library may log it whole. And the longest traceback.
+#: The longest message, in characters: what a client has sent may be megabytes, and a library may log it whole. And the
+#: longest traceback.
 _MOST_MESSAGE: Final = 8192
-_MOST_VALUE: Final = 2048
 _MOST_TRACEBACK: Final = 64 << 10
 #: What a replica is called in logs, tables and errors.
 _REPLICA: Final = re.compile(r"\d+/\d+")
@@ -35,18 +35,33 @@ _REPLICA: Final = re.compile(r"\d+/\d+")
 
 def bounded(record: logging.LogRecord) -> logging.LogRecord:
     """The record, or one like it whose message is no longer than a line may be."""
-    if len(record.getMessage()) <= _MOST_MESSAGE:
+    try:
+        message = record.getMessage()
+    except (TypeError, ValueError, LookupError):
+        # Its arguments don't fit, which is told by who formats it.
+        return record
+    if len(message) <= _MOST_MESSAGE:
         return record
     short = logging.makeLogRecord(record.__dict__)
-    if isinstance(record.args, tuple):
-        short.args = tuple(map(_short, record.args))
-    if len(message := short.getMessage()) > _MOST_MESSAGE:
-        short.msg, short.args = shortened(message, _MOST_MESSAGE), None
+    if isinstance(record.args, tuple) and record.args:
+        most = _MOST_MESSAGE // (len(record.args) + 1)
+        short.args = tuple(_short(each, most) for each in record.args)
+        try:
+            if len(short.getMessage()) <= _MOST_MESSAGE:
+                return short
+        except (TypeError, ValueError, LookupError):
+            # A value of a kind of its own, of which the message says how it is written.
+            pass
+    # One value: nothing in it is taken for an event or a field.
+    short.msg, short.args = "%s", (shortened(message, _MOST_MESSAGE),)
     return short
 
 
-def _short(value: object) -> object:
-    return value if isinstance(value, int | float) else shortened(str(value), _MOST_VALUE)
+def _short(value: object, most: int) -> object:
+    if value is None or isinstance(value, Number):
+        return value
+    text = str(value)
+    return value if len(text) <= most else shortened(text, most)
 
 
 def bounded_traceback(text: str) -> str:

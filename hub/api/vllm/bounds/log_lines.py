@@ -25,6 +25,8 @@ def remember_little() -> None:
 
 def _with_short_texts(prints: Any) -> Callable[..., Any]:
     def print_short(logger: Any, message: str, *args: Any) -> Any:
+        if not args:
+            return prints(logger, shortened(message, MOST))
         return prints(logger, message, *(shortened(each, MOST) if isinstance(each, str) else each for each in args))
 
     return print_short

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -231,3 +232,31 @@ def test_neither_does_an_error_with_such_a_text() -> None:
     assert len(json.loads(line)["exception"]) < 80_000
     assert text.startswith("20")
     assert "ValueError" in text
+
+
+@pytest.mark.attack("Z5")
+def test_a_message_of_several_long_values_has_no_field_that_a_value_made() -> None:
+    values = tuple(f"{'v' * 2600} request=forged stage=9" for _ in range(5))
+    template = "request.failed request=%s a=%s b=%s c=%s: %s"
+    record = logging.LogRecord("hub", logging.WARNING, "f.py", 1, template, ("mine", *values[1:]), None)
+    found = json.loads(JsonFormatter().format(record))
+    assert (found["event"], found["request"], found.get("stage")) == ("request.failed", "mine", None)
+    whole = logging.LogRecord(
+        "hub", logging.WARNING, "f.py", 1, f"request.failed request=x {'v' * 9000} stage=9", None, None
+    )
+    assert "stage" not in json.loads(JsonFormatter().format(whole))
+
+
+def test_values_that_are_no_text_stay_what_they_are_in_a_long_message() -> None:
+    args = (HUGE, None, Decimal("1.5"), 7, True)
+    record = logging.LogRecord(
+        "hub", logging.INFO, "f.py", 1, "a.b text=%s none=%s price=%.1f count=%d on=%s", args, None
+    )
+    fields = json.loads(JsonFormatter().format(record))["fields"]
+    assert (fields["none"], fields["price"], fields["count"], fields["on"]) == (None, 1.5, 7, True)
+    assert "price=1.5" in TextFormatter().format(record)
+
+
+def test_arguments_that_do_not_fit_are_one_line_as_ever() -> None:
+    record = logging.LogRecord("hub", logging.INFO, "f.py", 1, "a.b x=%d", ("no",), None)
+    assert "a.b x=%d" in json.loads(JsonFormatter().format(record))["message"]
