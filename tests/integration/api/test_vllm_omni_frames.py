@@ -48,7 +48,7 @@ DONE = json.dumps({"type": "input.done"})
 @pytest.mark.parametrize("text", ["." * 1000, "\N{GRINNING FACE}" * 80])
 async def test_a_text_that_never_ends_ends_its_connection(text: str) -> None:
     frame = piece(text)
-    most = MAX_SPOKEN // len(frame)
+    most = MAX_SPOKEN // (len(text) + 4)
     socket = Socket(CONFIG, *[frame] * (2 * most))
     assert await socket.passed() == 1 + most
     (closed,) = socket.sent
@@ -58,7 +58,14 @@ async def test_a_text_that_never_ends_ends_its_connection(text: str) -> None:
 
 async def test_one_text_after_the_other_may_be_as_long_as_one() -> None:
     frame = piece("word " * 1000)
-    frames = [*[frame] * (MAX_SPOKEN // len(frame)), DONE] * 5
+    frames = [*[frame] * (MAX_SPOKEN // 5004), DONE] * 5
     socket = Socket(CONFIG, *frames)
     assert await socket.passed() == 1 + len(frames)
     assert socket.sent == []
+
+
+@pytest.mark.attack("Z8")
+async def test_a_number_that_only_the_server_could_read_hides_no_text() -> None:
+    socket = Socket(CONFIG, '{"type": "input.text", "text": "hidden", "x": 1e999}')
+    assert await socket.passed() == 1
+    assert "out of range" in socket.sent[0]["reason"]

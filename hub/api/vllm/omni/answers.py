@@ -127,9 +127,10 @@ class _ChatBody(Body):
         self._passed = json.dumps(asked).encode() if self._outcome.chat else whole
 
 
-#: Characters of the frames that bring one text to be spoken: the server keeps all of them until the text's end, and may
-#: go through them again with each.
+#: Characters of one text to be spoken that comes piece by piece, where each piece counts for some more: the server
+#: keeps all of them until the text's end, and may go through them again with each.
 MAX_SPOKEN: Final = 64 << 10
+_PIECE_CHARACTERS: Final = 4
 _PIECE: Final = "input.text"
 _END: Final = "input.done"
 
@@ -141,7 +142,7 @@ class _CheckedFrames:
         self._scope = scope
         self._receive = receive
         self._send = send
-        #: Characters of the frames of the text that is being sent.
+        #: What has come of the text that is being sent.
         self._spoken = 0
 
     async def receive(self) -> Message:
@@ -153,7 +154,7 @@ class _CheckedFrames:
                 whole = frame.encode()
                 await checked_aside(check_body, whole, self._scope)
                 asked = decoded(whole)
-                refused = refusal_of_request(asked) or self._refusal_of_length(asked, len(frame))
+                refused = refusal_of_request(asked) or self._refusal_of_length(asked)
             except (InvalidRequestError, OverloadedError) as error:
                 refused = str(error)
             if refused:
@@ -163,11 +164,13 @@ class _CheckedFrames:
                 return {"type": "websocket.disconnect", **end}
         return message
 
-    def _refusal_of_length(self, asked: Mapping[str, Any], characters: int) -> str:
-        kind = asked.get("type")
-        self._spoken = 0 if kind == _END else self._spoken + characters * (kind == _PIECE)
-        most = MAX_SPOKEN
-        return f"one text may come in frames of {most} characters together" if self._spoken > most else ""
+    def _refusal_of_length(self, asked: Mapping[str, Any]) -> str:
+        kind, text = asked.get("type"), asked.get("text")
+        if kind == _END:
+            self._spoken = 0
+        elif kind == _PIECE:
+            self._spoken += _PIECE_CHARACTERS + (len(text) if isinstance(text, str) else 0)
+        return f"one text to be spoken may have {MAX_SPOKEN} characters" if self._spoken > MAX_SPOKEN else ""
 
 
 class _HeldAnswer:

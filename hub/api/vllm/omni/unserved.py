@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from omni_discovery.errors import InvalidRequestError
+
 _ONE_HUB: Final = "it would be known to this hub alone, and every hub has to answer alike"
 _OPERATORS: Final = "replicas are controlled by their operators (--admin-api), not by clients of the API"
 _NO_SOUND: Final = "no stage of this pipeline reads sound or pictures piece by piece"
@@ -81,9 +83,14 @@ def refusal_of_path(method: str, path: str, outputs: Collection[str | None], *, 
 
 
 def decoded(body: bytes) -> Mapping[str, Any]:
-    """The fields of a request in JSON; none of anything else, of which the server says what is wrong with it."""
+    """The fields of a request in JSON; none of anything else, of which the server says what is wrong with it.
+
+    Raise InvalidRequestError for numbers that the server would read, and this can't.
+    """
     try:
         asked = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"the body has a number out of range: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return asked if isinstance(asked, dict) else {}

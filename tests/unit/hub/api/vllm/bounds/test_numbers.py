@@ -60,7 +60,11 @@ async def test_what_is_sent_is_the_answer_as_json(values: list[Any]) -> None:
 
 async def test_an_answer_without_a_list_is_json_too() -> None:
     assert json.loads(b"".join(await sent({}))) == {}
-    assert json.loads(b"".join(await sent({"data": {"a": [1]}}))) == {"data": {"a": [1]}}
+    for content in (
+        {"data": {"a": [1]}},
+        {"embeddings": {"float": [[0.5] * 2000] * 300, "int8": [[1]]}, "texts": ["a"]},
+    ):
+        assert json.loads(b"".join(await sent(content))) == content
 
 
 @pytest.mark.attack("Z6")
