@@ -26,7 +26,7 @@ from omni_discovery.curve import KeyPair, secure_client
 from omni_discovery.errors import ConfigError, WireError
 from omni_discovery.records.addresses import parse_address
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS, MAX_FRAME_BYTES, VERSION_CUT
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS, MAX_SOCKET_FRAME_BYTES
 from omni_discovery.wire.session import SocketName, same_security
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,8 @@ _LONGEST_DRAIN_S: Final = 0.3
 _PATIENT: Final = 5
 _SHORT_S: Final = 1.0
 _SLOWEST_S: Final = 15.0
-#: The longest frame of a replica that cuts its messages, with what CURVE adds to it; and of one of a release before,
-#: unless ``former_replicas`` says otherwise: what it joins of short messages is no longer.
-_LONGEST_FRAME: Final = MAX_FRAME_BYTES + 64
+#: The longest frame of a replica of a release before, unless ``former_replicas`` says otherwise: what it joins of short
+#: messages is no longer.
 _LONGEST_FORMER: Final = 320 << 10
 #: The longest message on a connection for heartbeats alone.
 _PULSE_BYTES: Final = 4096
@@ -563,12 +562,12 @@ class DealerConnection:
 
 def cuts_messages(info: ReplicaInfo) -> bool:
     """Whether a replica cuts long messages, and takes such; one of a release before sends each frame in one."""
-    return info.wire_version >= VERSION_CUT
+    return wire.takes_cut(info.wire_version)
 
 
 def _longest_frame(config: HubConfig, *, cuts: bool) -> int:
     if cuts:
-        return _LONGEST_FRAME
+        return MAX_SOCKET_FRAME_BYTES
     return MAX_ATTACHMENT_BYTES if config.former_replicas else _LONGEST_FORMER
 
 

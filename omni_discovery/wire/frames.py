@@ -43,6 +43,7 @@ __all__ = [
     "most_pieces",
     "put_together",
     "shortened",
+    "takes_cut",
 ]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -96,6 +97,11 @@ def join(heads: Sequence[bytes]) -> bytes:
         return heads[0]
     length = bytes([0x90 | count]) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
     return b"".join([_VERSION_BYTE, length, *[head[1:] for head in heads]])
+
+
+def takes_cut(wire_version: int | msgspec.UnsetType) -> bool:
+    """Whether who names this version, in a record or in Hello, takes messages that are cut; unset is the first."""
+    return wire_version is not msgspec.UNSET and wire_version >= VERSION_CUT
 
 
 def cut(frames: Sequence[bytes]) -> Sequence[bytes | memoryview]:

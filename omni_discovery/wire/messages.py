@@ -49,6 +49,7 @@ __all__ = [
     "MAX_PRIORITY",
     "MAX_PROMPT_LOGPROBS",
     "MAX_REASON",
+    "MAX_SOCKET_FRAME_BYTES",
     "MAX_TOOL_CALLS",
     "VERSION",
     "VERSION_CUT",
@@ -96,6 +97,8 @@ VERSION_CUT: Final = 2
 #: Longest frame, in bytes, between two sides that take messages that are cut. It also bounds what a handshake brings,
 #: which libzmq reads before it asks whether the other side may come in.
 MAX_FRAME_BYTES: Final = 64 << 10
+#: The same as a socket has to allow it, with what CURVE adds.
+MAX_SOCKET_FRAME_BYTES: Final = MAX_FRAME_BYTES + 64
 #: Longest head frame that is decoded, in bytes; prompts travel in it, tensors and images do not.
 MAX_HEAD_BYTES: Final = 4 << 20
 #: Longest attachment, in bytes, and how many attachments one message may have.

@@ -31,9 +31,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, get_args
 
-from msgspec import UNSET
-
 from omni_discovery.errors import WireError
+from omni_discovery.wire.frames import takes_cut
 from omni_discovery.wire.messages import (
     VERSION_CUT,
     Aborted,
@@ -442,7 +441,7 @@ class ReplicaSessions(_Role):
 
     def _note_version(self, name: str, hello: Hello) -> None:
         self._cuts.pop(name, None)
-        if hello.wire_version is not UNSET and hello.wire_version >= VERSION_CUT:
+        if takes_cut(hello.wire_version):
             self._cuts[name] = None
             if len(self._cuts) > _MAX_HUBS:
                 del self._cuts[next(iter(self._cuts))]

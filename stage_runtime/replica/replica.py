@@ -31,7 +31,7 @@ from omni_discovery.processes import is_unshared, process_mark
 from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
-from omni_discovery.wire import VERSION_CUT, FailureKind
+from omni_discovery.wire import VERSION_CUT, FailureKind, takes_cut
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.engine_loop.jobs import Job, Wake
@@ -431,7 +431,7 @@ class Replica:
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
-        if any(hub.wire_version is msgspec.UNSET or hub.wire_version < VERSION_CUT for hub in hubs.values()):
+        if not all(takes_cut(hub.wire_version) for hub in hubs.values()):
             self._server.take_long_frames()
         self._server.set_allowed_hubs({hub_id: hub.curve_public_key for hub_id, hub in hubs.items()})
 

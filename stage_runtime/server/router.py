@@ -82,8 +82,6 @@ _HANDSHAKE_MS: Final = 3000
 _KEEPALIVE_S: Final = 1
 #: Frames of a message with too many that are dropped in one turn. ZMQ bounds the size of each, and not their number.
 _MOST_DROPPED: Final = 8192
-#: The longest frame where hubs cut messages, with what CURVE adds to it.
-_LONGEST_FRAME: Final = wire.MAX_FRAME_BYTES + 64
 #: From this size on, a frame is given to ZMQ as it is, without a copy.
 _ZERO_COPY_BYTES: Final = 64 << 10
 #: A plain int: converting zmq's own flags would cost time with every message.
@@ -115,7 +113,7 @@ class Router:
         #: Whether messages may come in one frame each; else those of more than 64 KiB have to be cut. Without keys
         #: nothing bounds what comes, and hubs need no record that says what they do.
         self._takes_long_frames = keys is None
-        self.socket.maxmsgsize = wire.MAX_HEAD_BYTES if keys is None else _LONGEST_FRAME
+        self.socket.maxmsgsize = wire.MAX_HEAD_BYTES if keys is None else wire.MAX_SOCKET_FRAME_BYTES
         self.socket.ipv6 = ":" in bind_host
         host = f"[{bind_host}]" if ":" in bind_host else bind_host
         try:

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
 from omni_discovery.etcd.config import socket_path
 from omni_discovery.loop_thread import LoopThread
+from omni_discovery.records.schema import ReplicaInfo
 
 _ABORT: Final = struct.pack("ii", 1, 0)
 _CALL_S: Final = 5.0
@@ -125,3 +129,13 @@ class TcpProxy:
             connection: socket.socket = writer.get_extra_info("socket")
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
         writer.transport.abort()
+
+
+@contextmanager
+def behind_proxies(info: ReplicaInfo) -> Iterator[tuple[ReplicaInfo, list[TcpProxy]]]:
+    """A replica's record with addresses that lead to it through proxies, for its input and its output, and these."""
+    with ExitStack() as stack:
+        addrs = (info.input_addr, info.output_addr)
+        ways = [stack.enter_context(TcpProxy(addr.removeprefix("tcp://"))) for addr in addrs]
+        input_addr, output_addr = (f"tcp://{way.endpoint}" for way in ways)
+        yield replace(info, input_addr=input_addr, output_addr=output_addr), ways

@@ -23,7 +23,7 @@ from omni_discovery.records.schema import ReplicaInfo
 from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import QUICK, collect, show, text_of, until
 from tests.support.local_replica import LocalReplica
-from tests.support.proxy import TcpProxy
+from tests.support.proxy import TcpProxy, behind_proxies
 from tests.support.quiet import soon_s
 
 WORDS = 40
@@ -307,9 +307,9 @@ async def test_connections_that_break_cost_no_word_of_either_stage() -> None:
         proxies: list[TcpProxy] = []
 
         def behind_proxy(info: ReplicaInfo) -> ReplicaInfo:
-            ways = [TcpProxy(addr.removeprefix("tcp://")) for addr in (info.input_addr, info.output_addr)]
-            proxies.extend(stack.enter_context(way) for way in ways)
-            return replace(info, input_addr=f"tcp://{ways[0].endpoint}", output_addr=f"tcp://{ways[1].endpoint}")
+            info, ways = stack.enter_context(behind_proxies(info))
+            proxies.extend(ways)
+            return info
 
         async with serving(deploy, *kinds, way=behind_proxy) as (omni, _):
             for turn in range(6):

@@ -30,7 +30,7 @@ from stage_runtime.engines.echo import engine as echo
 from tests.support.curve_handshake import CurveHandshake, properties
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, collect, deploy_of, started_hub, text_of, until
 from tests.support.local_replica import LocalReplica
-from tests.support.proxy import TcpProxy
+from tests.support.proxy import behind_proxies
 
 #: The usual one; those of other tests are open to the fake replicas there, which are as those of the release before.
 CONFIG = replace(QUICK, former_replicas=False)
@@ -234,25 +234,21 @@ async def test_a_process_that_lets_in_and_ends_each_connection_is_tried_ever_les
         made.append(time.monotonic())
         usual(connection)
 
-    with LocalReplica({KEYS.public: "hub-1"}) as replica:
-        ways = [TcpProxy(addr.removeprefix("tcp://")) for addr in (replica.info.input_addr, replica.info.output_addr)]
-        with ways[0], ways[1]:
-            addrs = [f"tcp://{way.endpoint}" for way in ways]
-            info = replace(replica.info, input_addr=addrs[0], output_addr=addrs[1])
-            omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, replace(CONFIG, reconnect_max_s=0.05))
-            async with started_hub(omni, info, timeout_s=10.0):
-                monkeypatch.setattr(sockets.DealerConnection, "_lose", counted)
-                (client,) = inside(omni)._membership.clients.values()
-                began_s = time.monotonic()
-                while time.monotonic() - began_s < 4.0:
-                    if any(connection.connected for connection in client._connections.values()):
-                        for way in ways:
-                            way.cut()
-                    await asyncio.sleep(0.005)
-                # Without pauses that grow, a hundred and more.
-                assert 10 < len(made) < 50
-                await until(lambda: omni.stage_status()[0].pickable == 1)
-                assert await ask(omni) == "hello there"
+    with LocalReplica({KEYS.public: "hub-1"}) as replica, behind_proxies(replica.info) as (info, ways):
+        omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, replace(CONFIG, reconnect_max_s=0.05))
+        async with started_hub(omni, info, timeout_s=10.0):
+            monkeypatch.setattr(sockets.DealerConnection, "_lose", counted)
+            (client,) = inside(omni)._membership.clients.values()
+            began_s = time.monotonic()
+            while time.monotonic() - began_s < 4.0:
+                if any(connection.connected for connection in client._connections.values()):
+                    for way in ways:
+                        way.cut()
+                await asyncio.sleep(0.005)
+            # Without pauses that grow, a hundred and more.
+            assert 10 < len(made) < 50
+            await until(lambda: omni.stage_status()[0].pickable == 1)
+            assert await ask(omni) == "hello there"
 
 
 def test_a_message_that_is_not_cut_as_it_says_is_refused_and_the_next_is_read() -> None:

@@ -21,7 +21,7 @@ from omni_discovery.curve import KeyPair
 from stage_runtime.server import router
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, started_hub, until
 from tests.support.local_replica import LocalReplica
-from tests.support.proxy import TcpProxy
+from tests.support.proxy import behind_proxies
 from tests.support.quiet import soon_s
 
 KEYS = KeyPair.generate()
@@ -86,32 +86,28 @@ async def test_who_lives_is_not_taken_for_dead_and_who_is_silent_is(
     3. it comes back: the next request is answered at once
     """
     make_former(monkeypatch)
-    with LocalReplica({KEYS.public: "hub-1"}) as replica:
-        ways = [TcpProxy(addr.removeprefix("tcp://")) for addr in (replica.info.input_addr, replica.info.output_addr)]
-        with ways[0], ways[1]:
-            addrs = [f"tcp://{way.endpoint}" for way in ways]
-            info = replace(replica.info, input_addr=addrs[0], output_addr=addrs[1])
-            omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, CONFIG)
-            async with started_hub(omni, info, timeout_s=10.0):
-                assert (NoPulse.made > 0) == (make_former is former_hub)
+    with LocalReplica({KEYS.public: "hub-1"}) as replica, behind_proxies(replica.info) as (info, ways):
+        omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, CONFIG)
+        async with started_hub(omni, info, timeout_s=10.0):
+            assert (NoPulse.made > 0) == (make_former is former_hub)
 
-                def losses() -> float | None:
-                    return omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"})
+            def losses() -> float | None:
+                return omni.metrics.get_sample_value("omni_hub_session_losses_total", {"stage": "0"})
 
-                await asyncio.sleep(QUIET_S)
-                began_s = time.monotonic()
-                while time.monotonic() - began_s < QUIET_S:
-                    assert await ask(omni) == "hello there"
-                    assert omni.stage_status()[0].pickable == 1
-                    await asyncio.sleep(0.05)
-                assert not losses()
-                for way in ways:
-                    way.freeze()
-                silent_s = time.monotonic()
-                await until(lambda: omni.stage_status()[0].pickable == 0)
-                assert time.monotonic() - silent_s < soon_s(TIMEOUT_S + 1.0)
-                assert losses() == 1
-                for way in ways:
-                    way.thaw()
-                await until(lambda: omni.stage_status()[0].pickable == 1)
+            await asyncio.sleep(QUIET_S)
+            began_s = time.monotonic()
+            while time.monotonic() - began_s < QUIET_S:
                 assert await ask(omni) == "hello there"
+                assert omni.stage_status()[0].pickable == 1
+                await asyncio.sleep(0.05)
+            assert not losses()
+            for way in ways:
+                way.freeze()
+            silent_s = time.monotonic()
+            await until(lambda: omni.stage_status()[0].pickable == 0)
+            assert time.monotonic() - silent_s < soon_s(TIMEOUT_S + 1.0)
+            assert losses() == 1
+            for way in ways:
+                way.thaw()
+            await until(lambda: omni.stage_status()[0].pickable == 1)
+            assert await ask(omni) == "hello there"
