@@ -40,7 +40,15 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.format == "json"
 
 
-class TextFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Whose tracebacks are bounded."""
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        """See logging.Formatter."""
+        return bounded_traceback(super().formatException(ei))
+
+
+class TextFormatter(_Formatter):
     """Date, level and message, with the traceback indented behind them."""
 
     def __init__(self, form: str = _TEXT) -> None:
@@ -50,12 +58,8 @@ class TextFormatter(logging.Formatter):
         """See logging.Formatter."""
         return text_line(super().format(bounded(record)))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
-        """See logging.Formatter."""
-        return bounded_traceback(super().formatException(ei))
 
-
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(_Formatter):
     """One JSON object per record."""
 
     def __init__(self) -> None:
@@ -65,7 +69,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
-        error = bounded_traceback(self.formatException(record.exc_info)) if record.exc_info else ""
+        error = self.formatException(record.exc_info) if record.exc_info else ""
         return json_line(bounded(record), self.process, error)
 
 
