@@ -394,6 +394,7 @@ ATTACKS: Final = (
     Attack("Z7", "one client's texts of a million characters, before others' chats", "clients in turn"),
     Attack("Z8", "a text to be spoken that never ends, over a WebSocket", "64 Ki characters"),
     Attack("Z9", "a key in etcd by which omni doctor would tell an operator a command of a replica's", "quoted"),
+    Attack("Z10", "a peer with a certificate that sends KeyUpdates to the port of TCP hand-offs", "cut; others fetch"),
 )
 
 #: Rows without a test, and why.

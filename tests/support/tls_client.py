@@ -11,6 +11,7 @@ from tests.support.attackers import Attacker
 
 _BUFFER_BYTES: Final = 1 << 16
 _UPDATE_REQUESTED: Final = 1
+_PEM: Final = 1
 
 
 def _load() -> Any:
@@ -20,6 +21,8 @@ def _load() -> Any:
         ("TLS_client_method", c_void_p),
         ("SSL_CTX_new", c_void_p, c_void_p),
         ("SSL_CTX_free", None, c_void_p),
+        ("SSL_CTX_use_certificate_chain_file", c_int, c_void_p, c_char_p),
+        ("SSL_CTX_use_PrivateKey_file", c_int, c_void_p, c_char_p, c_int),
         ("SSL_new", c_void_p, c_void_p),
         ("SSL_free", None, c_void_p),
         ("SSL_set_bio", None, c_void_p, c_void_p, c_void_p),
@@ -38,12 +41,19 @@ def _load() -> Any:
 
 
 class TlsClient(Attacker):
-    """A connection with which TLS 1.3 stands; it checks no certificate, and reads nothing that is encrypted."""
+    """A connection with which TLS 1.3 stands; it checks no certificate, and reads nothing that is encrypted.
 
-    def __init__(self, url: str, receive_buffer: int = 0) -> None:
+    ``certificate`` is the file of its own, and that of the key.
+    """
+
+    def __init__(self, url: str, receive_buffer: int = 0, certificate: tuple[str, str] | None = None) -> None:
         super().__init__(url, receive_buffer)
         self._openssl = _load()
         self._context = self._openssl.SSL_CTX_new(self._openssl.TLS_client_method())
+        if certificate is not None:
+            chain, key = (each.encode() for each in certificate)
+            assert self._openssl.SSL_CTX_use_certificate_chain_file(self._context, chain) == 1
+            assert self._openssl.SSL_CTX_use_PrivateKey_file(self._context, key, _PEM) == 1
         self._tls = self._openssl.SSL_new(self._context)
         incoming, self._outgoing = (self._openssl.BIO_new(self._openssl.BIO_s_mem()) for _ in range(2))
         self._openssl.SSL_set_bio(self._tls, incoming, self._outgoing)

@@ -115,7 +115,7 @@ class OfferServer(PayloadServer):
         received = answer == RECEIVED
         if received and connection.kept is not None:
             connection.kept.block.note_fetched()
-            connection.socket.send(RECEIVED)
+            connection.stream.send(RECEIVED)
         how = "sent" if received else "refused_garbage" if answer else "broken"
         self._close(connection, how, consumed=received and connection.consume)
 

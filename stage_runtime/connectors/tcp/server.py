@@ -27,6 +27,7 @@ from omni_discovery.sockets.listen import BACKLOG
 from stage_runtime.connectors.store.layout import TOKEN_BYTES
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.frames import RECEIVED, REQUEST_BYTES, Status, pack_answer, parse_request
+from stage_runtime.connectors.tcp.tls_stream import TlsStream
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class ServerLimits:
 class Connection:
     """The connection of one consumer. Owned by the server's thread."""
 
+    #: What is read and written: the socket, or TLS over it.
+    stream: socket.socket | TlsStream
     socket: socket.socket
     #: The address of the peer, see ``_network_of``.
     network: bytes
@@ -64,7 +67,6 @@ class Connection:
     deadline_s: float
     #: The latest end of the whole transfer.
     end_s: float = float("inf")
-    greeting: bool = False
     asked: bytearray = field(default_factory=bytearray)
     #: Whether a whole request with the right token came.
     has_asked: bool = False
@@ -164,13 +166,12 @@ class PayloadServer:
         try:
             accepted.setblocking(False)
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                accepted = self._tls.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
         except OSError:
             accepted.close()
             return
         deadline_s = time.monotonic() + self._limits.request_timeout_s
-        self._connections[accepted] = Connection(accepted, network, deadline_s, greeting=self._tls is not None)
+        stream = accepted if self._tls is None else TlsStream(accepted, self._tls)
+        self._connections[accepted] = Connection(stream, accepted, network, deadline_s)
         self._selector.register(accepted, selectors.EVENT_READ)
 
     def _make_room(self, network: bytes) -> bool:
@@ -201,25 +202,21 @@ class PayloadServer:
             self._wait_for(connection, selectors.EVENT_READ)
         except ssl.SSLWantWriteError:
             self._wait_for(connection, selectors.EVENT_WRITE)
-        except (OSError, ssl.SSLError) as error:
+        except OSError as error:
             logger.info("transfer.broken reason=%s", error)
             self._close(connection, "broken")
 
     def _go_on(self, connection: Connection) -> None:
-        if connection.greeting:
-            assert isinstance(connection.socket, ssl.SSLSocket)  # noqa: S101 - for the type checker
-            connection.socket.do_handshake()
-            connection.greeting = False
         if not connection.sent and not connection.left:
             self._read_request(connection)
         elif connection.left:
             self._send(connection)
         else:
-            self._answered(connection, connection.socket.recv(2))
+            self._answered(connection, connection.stream.recv(2))
 
     def _read_request(self, connection: Connection) -> None:
         while len(connection.asked) < REQUEST_BYTES:
-            received = connection.socket.recv(REQUEST_BYTES - len(connection.asked))
+            received = connection.stream.recv(REQUEST_BYTES - len(connection.asked))
             if not received:
                 self._close(connection, "refused_garbage")
                 return
@@ -259,7 +256,7 @@ class PayloadServer:
 
     def _send(self, connection: Connection) -> None:
         piece = connection.left[0]
-        sent = connection.socket.send(piece[:_PIECE_BYTES])
+        sent = connection.stream.send(piece[:_PIECE_BYTES])
         connection.deadline_s = min(time.monotonic() + self._limits.stall_timeout_s, connection.end_s)
         rest = piece[sent:]
         piece.release()

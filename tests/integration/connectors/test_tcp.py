@@ -28,6 +28,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.connector_peer import intact, payload
 from tests.support.processes import wait_for
 from tests.support.quiet import soon_s
+from tests.support.tls_client import TlsClient
 
 Make = Callable[..., TcpConnector]
 KEEP = {"consume": False}
@@ -477,6 +478,25 @@ def test_a_silent_client_of_tls_is_hung_up_on_too(make: Make, certificates: Cert
     with dial(offer(producer)) as connection:
         assert hung_up(connection)
     counted(producer, "timed_out")
+
+
+@pytest.mark.attack("Z10")
+def test_new_keys_without_end_are_cut_off(make: Make, certificates: Certificates) -> None:
+    """A peer with a certificate sends thousands of KeyUpdates: before its request, and before it says "received"."""
+    producer, consumer = make(tls=tls_of(certificates)), make(tls=tls_of(certificates, "client"))
+    metadata = offer(producer, size_bytes=2 << 20) | {"consume": True}
+    for number, said in enumerate([b"", request(metadata, consume=True)], 1):
+        url = f"https://{metadata['source_host']}:{metadata['source_port']}"
+        client = TlsClient(url, certificate=(certificates.client_cert, certificates.client_key))
+        try:
+            client.send(client.records(said) if said else b"")
+            with contextlib.suppress(ConnectionError):
+                client.send(client.key_updates(5000))
+                client.answer()
+        finally:
+            client.close()
+        counted(producer, "broken", number)
+    assert fetched(consumer, metadata) == 1
 
 
 def test_a_fetch_over_tls_can_be_given_up(make: Make, certificates: Certificates) -> None:
