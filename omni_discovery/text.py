@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Final
 
 #: The prefix that pydantic puts before the message of a custom validator.
@@ -18,8 +18,6 @@ MAX_SHORTENED: Final = 4096
 _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
-#: How many marks a character may bear: more stand in the lines above and below it.
-_MOST_MARKS: Final = 2
 
 
 def one_line(text: str) -> str:
@@ -43,29 +41,55 @@ def harmless_json(text: str) -> str:
 
 def is_shown(text: str) -> bool:
     """Whether a terminal shows each character of the text as what it is: stricter than ``str.isprintable``."""
-    return text.isprintable() and (text.isascii() or not any(hidden for _, hidden in _judged(text)))
+    if not text.isprintable():
+        return False
+    kinds = {} if text.isascii() else _kinds(text)
+    return _HIDDEN not in (_judged(text, kinds) if _have_marks(kinds) else kinds.values())
 
 
 def replace_hidden(text: str, instead: Callable[[str], str], spared: str = "") -> str:
     """Return the text with ``instead`` of each character that a terminal would not show, but for those ``spared``."""
-    if is_shown(text):
+    if text.isascii() and text.isprintable():
         return text
-    return "".join(instead(char) if hidden and char not in spared else char for char, hidden in _judged(text))
+    kinds = _kinds(text)
+    if _have_marks(kinds):
+        judged = zip(text, _judged(text, kinds), strict=True)
+        return "".join(instead(char) if kind == _HIDDEN and char not in spared else char for char, kind in judged)
+    hidden = [char for char, kind in kinds.items() if kind == _HIDDEN and char not in spared]
+    return text.translate({ord(char): instead(char) for char in hidden}) if hidden else text
 
 
-def _judged(text: str) -> Iterator[tuple[str, bool]]:
-    """Each character, and whether it is hidden. Letters that are written right to left are letters."""
-    room = 0
-    for char in text:
-        if char.isascii():
-            hidden, room = not char.isprintable(), _MOST_MARKS if char.isalnum() else 0
-        elif (kind := unicodedata.category(char)) in ("Mn", "Me"):
-            hidden = room == 0 or _INVISIBLE.match(char) is not None
-            room = max(0, room - 1)
-        else:
-            hidden = not char.isprintable() or _INVISIBLE.match(char) is not None
-            room = _MOST_MARKS if kind[0] in "LMNS" and not hidden else 0
-        yield char, hidden
+# What follows runs in C but for each different character once: the text may be anybody's, and a lease waits.
+
+#: What a character is: not shown; shown, and bears no marks; shown, and bears some; a mark; a mark that is never shown.
+_HIDDEN, _BARE, _BEARS, _MARK, _NO_MARK = "#.am-"
+#: Marks that nothing bears, and the third on what bears them: more stand in the lines above and below.
+_LOOSE: Final = re.compile(r"(?<=[#.])[m-]|(?<=[#.][m-])[m-]|(?<=[m-][m-])[m-]|-")
+
+
+def _kinds(text: str) -> dict[str, str]:
+    return {char: _kind(char) for char in set(text)}
+
+
+def _have_marks(kinds: Mapping[str, str]) -> bool:
+    return _MARK in kinds.values() or _NO_MARK in kinds.values()
+
+
+def _judged(text: str, kinds: Mapping[str, str]) -> str:
+    """The kind of each character where it stands."""
+    each = text.translate({ord(char): kind for char, kind in kinds.items()})
+    return _LOOSE.sub(_HIDDEN, f"{_BARE}{each}")[1:]
+
+
+def _kind(char: str) -> str:
+    """Letters that are written right to left are letters."""
+    kind = unicodedata.category(char)
+    if kind in ("Mn", "Me"):
+        return _MARK if _INVISIBLE.match(char) is None else _NO_MARK
+    if not char.isprintable() or _INVISIBLE.match(char) is not None:
+        return _HIDDEN
+    bears = char.isalnum() if char.isascii() else kind[0] in "LMNS"
+    return _BEARS if bears else _BARE
 
 
 def _underscore(_char: str) -> str:

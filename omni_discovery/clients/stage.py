@@ -31,7 +31,7 @@ from omni_discovery.registration.registrars import ReplicaRegistrar, changed_rec
 from omni_discovery.view.known_hubs import KnownHubs
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.view.table import ReplicaTable
-from omni_discovery.view.watcher import Watcher
+from omni_discovery.view.watcher import Watcher, fill
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class OmniCoordClientForStage(RegistryClient):
                 table = ReplicaTable(self._config.namespace)
                 found: list[ReplicaInfo] = []
                 for stage_id in producers.stage_ids:
-                    table.replace(await kv.list(keys.replicas_prefix(self._config.namespace, stage_id)), 0.0)
+                    await fill(table, await kv.list(keys.replicas_prefix(self._config.namespace, stage_id)), 0.0)
                     found += table.snapshot().replicas.values()
                 producers.apply_records(found)
             except RegistryError as error:

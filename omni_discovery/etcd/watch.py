@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -15,15 +15,12 @@ from omni_discovery.etcd.auth import Metadata
 from omni_discovery.etcd.channel import HAS_LEADER, EndpointChannel, closed_under, was_cancelled
 from omni_discovery.etcd.errors import refusal
 from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, WatchEvent
-from omni_discovery.records.sizes import cut_value
+from omni_discovery.records.sizes import cut_value, decode_key
 
 _DELETE: Final = 1
+#: The values of a batch. Others have their turn between two: whoever writes many may be slow to read.
+_BATCH_BYTES: Final = 256 << 10
 _HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_by_name
-
-
-def decode_key(raw: bytes) -> str:
-    """A key as text. Bytes that are not UTF-8 are escaped: such a key is not one of this project."""
-    return raw.decode("utf-8", errors="backslashreplace")
 
 
 def to_key_value(kv: Any) -> KeyValue:
@@ -48,6 +45,24 @@ def _to_event(event: Any) -> WatchEvent:
     if event.type == _DELETE:
         return DeleteEvent(decode_key(event.kv.key), event.kv.mod_revision)
     return PutEvent(to_key_value(event.kv))
+
+
+def _revision(event: WatchEvent) -> int:
+    return event.item.mod_revision if isinstance(event, PutEvent) else event.mod_revision
+
+
+def split_by_revision(events: Sequence[WatchEvent], most_bytes: int) -> Iterator[list[WatchEvent]]:
+    """Cut events in revision order into parts whose values have so many bytes, or little more; no revision is cut."""
+    part: list[WatchEvent] = []
+    size_bytes = 0
+    for event in events:
+        if size_bytes >= most_bytes and _revision(event) != _revision(part[-1]):
+            yield part
+            part, size_bytes = [], 0
+        part.append(event)
+        size_bytes += len(event.item.value) if isinstance(event, PutEvent) else 0
+    if part:
+        yield part
 
 
 def _create_request(name: str, start_revision: int, *, is_prefix: bool) -> Any:
@@ -98,9 +113,9 @@ class EtcdWatch:
                 raise RegistryUnavailableError(text) from None
             yield WatchBatch(self._start_revision - 1, ())
             while True:
-                batch = self._to_batch(await call.read())
-                if batch is not None:
+                for batch in self._to_batches(await call.read()):
                     yield batch
+                    await asyncio.sleep(0)
         except grpc.RpcError as error:
             raise self._channel.explain(error) from error
         except asyncio.CancelledError:
@@ -136,15 +151,15 @@ class EtcdWatch:
             return refusal(f"watch of {self._name!r}: {reason}", self._channel.endpoint)
         return RegistryUnavailableError(f"watch of {self._name!r} was ended: {reason}")
 
-    def _to_batch(self, response: Any) -> WatchBatch | None:
-        """The batch that this response completes; None if more fragments of it follow."""
+    def _to_batches(self, response: Any) -> Iterator[WatchBatch]:
+        """The batches that this response completes; none if more fragments of it follow."""
         self._check_open(response)
         self._parts += [_to_event(event) for event in response.events]
         if _HAS_FRAGMENTS and response.fragment:
-            return None
-        events, self._parts = tuple(self._parts), []
+            return
+        events, self._parts = self._parts, []
         if not events:
-            return WatchBatch(response.header.revision, ())
+            yield WatchBatch(response.header.revision, ())
         # Not the header's revision: while the server catches up, that is ahead of the delivered events.
-        last = events[-1]
-        return WatchBatch(last.item.mod_revision if isinstance(last, PutEvent) else last.mod_revision, events)
+        for part in split_by_revision(events, _BATCH_BYTES):
+            yield WatchBatch(_revision(part[-1]), tuple(part))

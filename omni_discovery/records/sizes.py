@@ -1,7 +1,8 @@
-"""How long the values of a namespace may be: nothing longer is read, wherever it comes from. Pure."""
+"""How long the keys and values of a namespace may be: nothing longer is read, wherever it comes from. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Final
 
 import msgspec
@@ -13,6 +14,10 @@ from omni_discovery.records.keys import JOBS_ROOT, ROOT
 #: The longest value but that of the deploy document. A record with eight edges and 64 voices has 7 kB; none has more
 #: than 80 kB, with 256 voices of 64 Chinese characters, the bounds of 64 parameters and the longest reason in Chinese.
 MAX_VALUE_BYTES: Final = 96 << 10
+#: The longest key: none of this project has more than 200 bytes.
+MAX_KEY_BYTES: Final = 512
+#: What stands in place of a longer key's rest: its length, and a digest that tells it from others with this begin.
+_CUT: Final = "... of {} bytes, {}"
 #: Commas and opening brackets of one value: what is between them costs far more memory than its bytes.
 MAX_PARTS: Final = 8192
 #: The key of a deploy document below its namespace.
@@ -24,6 +29,25 @@ _ADVICE: Final = "find who writes it, then delete it with etcdctl del"
 
 #: A longer value is no job.
 MOST_JOB_BYTES: Final = 8 << 10
+
+
+def decode_key(raw: bytes) -> str:
+    """A key as text. Bytes that are not UTF-8 are escaped: such a key is not one of this project, nor is a cut one."""
+    kept = raw
+    if len(raw) > MAX_KEY_BYTES:
+        end = MAX_KEY_BYTES
+        # Not within a letter.
+        while end > MAX_KEY_BYTES - 4 and raw[end] & 0xC0 == 0x80:
+            end -= 1
+        kept = raw[:end]
+    text = kept.decode("utf-8", errors="backslashreplace")
+    return text if kept is raw else text + _CUT.format(len(raw), hashlib.sha256(raw).hexdigest()[:16])
+
+
+def begin_of_cut(key: str) -> str:
+    """The begin of a key that ``decode_key`` has cut; empty for a whole one."""
+    # Nothing shorter is cut, whatever it looks like.
+    return key.rpartition(_CUT[:7])[0] if len(key.encode()) > MAX_KEY_BYTES else ""
 
 
 def cut_value(key: str, value: bytes) -> bytes:

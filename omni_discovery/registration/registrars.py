@@ -81,8 +81,9 @@ class ReplicaRegistrar(LeasedKey):
         self._wanted_id = wanted_id
         self._registered_at_s = 0.0
         self._is_withdrawn = False
-        #: The lease under which a key was claimed last, or may have been: the answer can be lost.
+        #: The lease under which keys were claimed last, or may have been, and these ids: an answer can be lost.
         self._tried_lease_id = 0
+        self._tried_ids: set[int] = set()
         #: Reads the taken ids while the lease is granted; None once that was used.
         self._reading_ids: asyncio.Task[FirstKeys] | None = None
         self._read_at_s = 0.0
@@ -126,6 +127,8 @@ class ReplicaRegistrar(LeasedKey):
         self._registered_at_s = self._clock.wall_s()
         early, self._reading_ids = self._reading_ids, None
         is_first, self._tried_lease_id = lease_id != self._tried_lease_id, lease_id
+        if is_first:
+            self._tried_ids.clear()
         found, likely_id = None, self._wanted_id
         if is_first and early is not None and self._clock.monotonic_s() < self._read_at_s + _READ_FOR_S:
             found = await early
@@ -139,8 +142,10 @@ class ReplicaRegistrar(LeasedKey):
         return await self._claim_free_id(items, lease_id)
 
     async def _claim_free_id(self, items: Sequence[KeyValue], lease_id: int) -> KeyValue:
+        tried = {self._key_of(number) for number in self._tried_ids}
         for item in items:
-            if item.lease_id == lease_id:
+            # No other key with this lease: who may write there may attach any key to it.
+            if item.lease_id == lease_id and item.key in tried:
                 # Claimed by an earlier attempt whose answer was lost.
                 return item
         taken = {item.key for item in items}
@@ -169,6 +174,7 @@ class ReplicaRegistrar(LeasedKey):
         # Not up yet: hubs name the epoch in requests, and this process learns it by the answer to this write.
         status = ReplicaStatus.STARTING if self._record.status is ReplicaStatus.UP else self._record.status
         value = self._encode(replica_id, 0, status)
+        self._tried_ids.add(replica_id)
         try:
             claim = await self._kv.create(self._key_of(replica_id), value, lease_id, also_read=control_key)
         except RegistryDeniedError:

@@ -23,7 +23,20 @@ logger = logging.getLogger(__name__)
 BAD_AGAIN_S: Final = 600.0
 _MOST_BAD_LINES: Final = 8
 
+#: What a list may hold in its values for the table to be filled at once.
+_AT_ONCE_BYTES: Final = 2 << 20
+
 OnView = Callable[[View, Delta], None]
+
+
+async def fill(table: ReplicaTable, listing: Listing, at_s: float) -> Delta:
+    """``table.replace``, of a long list in a thread: records may be many and slow to read, and the loop keeps leases.
+
+    Nothing else may change the table meanwhile.
+    """
+    if sum(len(item.value) for item in listing.items) <= _AT_ONCE_BYTES:
+        return table.replace(listing, at_s)
+    return await asyncio.to_thread(table.replace, listing, at_s)
 
 
 class Watcher:
@@ -98,7 +111,7 @@ class Watcher:
         """See WatchSink."""
         self._stop_relist_alarm()
         before = self._table.snapshot()
-        delta = self._table.replace(listing, self._clock.wall_s())
+        delta = await fill(self._table, listing, self._clock.wall_s())
         after = self._table.snapshot()
         self._anti_entropy.watch_opened(asked_at_s)
         if before.stale_since_s is not None:

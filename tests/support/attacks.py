@@ -395,6 +395,11 @@ ATTACKS: Final = (
     Attack("Z8", "a text to be spoken that never ends, over a WebSocket", "64 Ki characters"),
     Attack("Z9", "a key in etcd by which omni doctor would tell an operator a command of a replica's", "quoted"),
     Attack("Z10", "a peer with a certificate that sends KeyUpdates to the port of TCP hand-offs", "cut; others fetch"),
+    Attack("Z11", "keys of 1.4 MB under the records' prefix, which every hub and replica lists", "a key has 512 bytes"),
+    Attack(
+        "Z12", "records full of long texts, which are slow to read, in one list or one answer of a watch", "in turns"
+    ),
+    Attack("Z13", "a key of no replica that somebody attaches to a replica's lease", "not taken for its own"),
 )
 
 #: Rows without a test, and why.

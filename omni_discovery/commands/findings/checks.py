@@ -24,6 +24,7 @@ from omni_discovery.records.beat import BeatRecord, read_beats
 from omni_discovery.records.control import ControlError, answered_revision, parse
 from omni_discovery.records.health import HubHealth, TroubleKind
 from omni_discovery.records.schema import FORMER_END, WAITING_PHASE, HubRecord, ReplicaInfo, ReplicaStatus
+from omni_discovery.records.sizes import begin_of_cut
 from omni_discovery.text import is_shown, one_line
 from omni_discovery.view.hub_reports import read_reports
 from omni_discovery.view.record_bounds import MOST_HUBS, MOST_REPLICAS, Most, too_many
@@ -405,7 +406,9 @@ def _history(info: ReplicaInfo) -> tuple[str, ...]:
 
 def _delete(key: str) -> tuple[str, ...]:
     """The command that deletes a key; none for one that a terminal would not show as it is."""
-    return ("etcdctl", "del", key) if is_shown(key) else ()
+    begin = begin_of_cut(key)
+    words = ("etcdctl", "del", "--prefix", begin) if begin else ("etcdctl", "del", key)
+    return words if is_shown(words[-1]) else ()
 
 
 def _deletes(key: str) -> str:

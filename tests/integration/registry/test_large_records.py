@@ -18,6 +18,7 @@ from tests.support.processes import OMNI, most_mib
 
 RECORDS, RECORD_BYTES = 60, 1_200_000
 NESTED_RECORDS = 40
+GIANT_KEYS = 20
 
 
 @pytest.mark.attack("E2")
@@ -41,6 +42,23 @@ async def test_large_records_of_another_make_lists_slower_not_impossible(
             subprocess.run, command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
         )
         assert (shown.returncode, "0/0" in shown.stdout) == (0, True), shown
+
+
+@pytest.mark.attack("Z11")
+async def test_keys_of_a_megabyte_hold_nobody_up(endpoint: str, namespace: str) -> None:
+    """1. keys of 1.4 MB that end in an escape sequence; 2. a hub lists them, and names each with its begin"""
+    kv = EtcdKV(endpoint, try_timeout_s=30.0, call_timeout_s=60.0)
+    prefix = keys.replicas_prefix(namespace)
+    for number in range(GIANT_KEYS):
+        await kv.put(f"{prefix}{number:0>1400000}\x1b", b"x")
+    with OmniCoordClientForHub(endpoint, namespace=namespace) as hub:
+        hub.wait_synced(60.0)
+        bad = hub.view().bad
+        assert len(bad) == GIANT_KEYS
+        assert all(len(key) < 600 and len(str(error)) < 700 for key, error in bad.items())
+    for item in (await kv.list(prefix)).items:
+        assert not await kv.delete(item.key)
+    await kv.close()
 
 
 @pytest.mark.attack("K4")

@@ -23,7 +23,17 @@ from omni_discovery.records.schema import (
     decode_replica,
 )
 from omni_discovery.records.schema import encode_record as encoded
-from omni_discovery.records.sizes import MAX_PARTS, MAX_VALUE_BYTES, MOST_JOB_BYTES, ListRoom, check_value, cut_value
+from omni_discovery.records.sizes import (
+    MAX_KEY_BYTES,
+    MAX_PARTS,
+    MAX_VALUE_BYTES,
+    MOST_JOB_BYTES,
+    ListRoom,
+    begin_of_cut,
+    check_value,
+    cut_value,
+    decode_key,
+)
 from omni_discovery.records.waits import decode_waits
 
 KEY = keys.replica_key("n", 0, 7)
@@ -38,6 +48,26 @@ def test_only_what_is_too_long_is_cut_and_the_document_never() -> None:
         assert len(cut_value(key, long)) == MAX_VALUE_BYTES + 1
     for key in (keys.pipeline_key("n"), "/others/key", ""):
         assert cut_value(key, long) is long
+
+
+@pytest.mark.attack("Z11")
+@pytest.mark.parametrize("letter", ["x", "é", "中", "😀"])
+def test_a_longer_key_than_any_is_cut_and_still_another_than_those_with_the_same_begin(letter: str) -> None:
+    begin = f"{KEY}/{letter * MAX_KEY_BYTES}"
+    one, other = (decode_key(f"{begin}{letter * 100_000}{end}".encode()) for end in "ab")
+    assert one != other
+    assert one.startswith(f"{KEY}/{letter}")
+    assert len(one.encode()) < MAX_KEY_BYTES + 50
+    assert begin.startswith(begin_of_cut(one))
+    assert len(begin_of_cut(one).encode()) > MAX_KEY_BYTES - 4
+    assert keys.parse_key("n", one) is None
+
+
+def test_a_key_that_is_not_cut_is_as_it_is_even_if_it_looks_cut() -> None:
+    for key in (KEY, f"{KEY}... of 9 bytes, 0", job_key("n", "x" * 60)):
+        assert decode_key(key.encode()) == key
+        assert begin_of_cut(key) == ""
+    assert decode_key(b"/omni/v1/n/\xff") == "/omni/v1/n/\\xff"
 
 
 @pytest.mark.attack("K4")

@@ -85,6 +85,25 @@ async def test_among_many_with_gaps_the_lowest_free_id_is_taken_if_their_number_
     assert await registered_among(set(range(1000)) - {700}) == (700, 2, 1)
 
 
+@pytest.mark.attack("Z13")
+@pytest.mark.parametrize("name", ["!x", "77", "7/7"])
+async def test_a_stray_key_with_its_lease_is_not_taken_for_its_own(name: str) -> None:
+    """1. somebody attaches a key to a replica's lease, and deletes its record; 2. it registers again as what it was"""
+    clock, taken = ManualClock(), list[str]()
+    kv = FakeKV(clock)
+    listener = Listener(on_registered=lambda key: taken.append(key.key))
+    registrar = ReplicaRegistrar(kv, "default", RECORD, clock=clock, listener=listener)
+    registrar.start()
+    await settle()
+    prefix = keys.replicas_prefix("default", 0)
+    await kv.put(f"{prefix}{name}", b"x", registrar.lease_id)
+    await kv.delete(f"{prefix}0")
+    await settle()
+    assert taken == [f"{prefix}0"] * 2
+    assert (await kv.get(f"{prefix}{name}")).value == b"x"  # type: ignore[union-attr]
+    await registrar.close()
+
+
 async def registered_at_once(count: int) -> tuple[list[int], int]:
     """The ids that so many replicas get, in order, and how many claims they made."""
     clock, chance, ids = ManualClock(), random.Random(3), list[int]()

@@ -24,6 +24,7 @@ from omni_discovery.records import keys
 from omni_discovery.records.beat import BeatRecord
 from omni_discovery.records.health import HubHealth, ReplicaTrouble, StageFailures
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
+from omni_discovery.records.sizes import MAX_KEY_BYTES, decode_key
 from omni_discovery.view import table
 from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import ReplicaTable
@@ -388,6 +389,18 @@ def test_a_key_is_no_part_of_a_command_but_one_word_of_it(name: str) -> None:
     else:
         assert told == "etcdctl del, of a key that no terminal shows as it is"
         assert bad.command == ()
+
+
+@pytest.mark.attack("Z11")
+def test_a_key_that_is_cut_is_deleted_by_its_begin() -> None:
+    whole = f"/omni/v1/n/replicas/0/{'x' * 1_400_000}"
+    findings = found(FORCE, HUB, (decode_key(whole.encode()), b"x"), bare=True)
+    (bad,) = [each for each in findings if each.topic == "record" and each.grade is Grade.PROBLEM]
+    *words, begin = bad.command
+    assert words == ["etcdctl", "del", "--prefix"]
+    assert whole.startswith(begin)
+    assert len(begin) == MAX_KEY_BYTES
+    assert len(bad.text) + len(bad.advice) < 4 * MAX_KEY_BYTES
 
 
 @pytest.mark.attack("K4")
