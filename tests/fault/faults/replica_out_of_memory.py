@@ -1,6 +1,8 @@
 """The kernel kills a replica since its cgroup has no memory left; its supervisor starts another."""
 
 import os
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from stage_runtime.demo.processes import alive
@@ -16,16 +18,13 @@ def why_not(site: Site) -> str:
     return "" if (CGROUPS / "memory.limit_in_bytes").exists() else "there is no first generation of memory cgroups"
 
 
-def folder() -> Path:
-    return CGROUPS / f"omni-fault-{os.getpid()}"
-
-
 def break_it(site: Site) -> None:
-    folder().mkdir()
+    group = CGROUPS / f"omni-fault-{os.getpid()}-{time.monotonic_ns()}"
+    group.mkdir()
     pid = site.pid_of(1, "right")
     # What it has stays with its former group: the next page that it asks for is one too many.
-    (folder() / "memory.limit_in_bytes").write_text("4096")
-    (folder() / "cgroup.procs").write_text(str(pid))
+    (group / "memory.limit_in_bytes").write_text("4096")
+    (group / "cgroup.procs").write_text(str(pid))
     # An idle one asks for none for seconds.
     try:
         wait_for("a replica to ask for a page", lambda: not alive([pid]), 30.0)
@@ -36,9 +35,12 @@ def break_it(site: Site) -> None:
 
 def heal(site: Site) -> None:
     del site
-    for pid in (folder() / "cgroup.procs").read_text().split():
-        (CGROUPS / "cgroup.procs").write_text(pid)
-    folder().rmdir()
+    for group in CGROUPS.glob(f"omni-fault-{os.getpid()}-*"):
+        for pid in (group / "cgroup.procs").read_text().split():
+            (CGROUPS / "cgroup.procs").write_text(pid)
+        # The kernel may not have let go of it yet: the next time, then.
+        with suppress(OSError):
+            group.rmdir()
 
 
 FAULT = Fault(break_it=break_it, heal=heal, why_not=why_not)
