@@ -23,10 +23,10 @@ from hub.replicas.long_turns import LONG_TURN_S, LongTurns
 from hub.replicas.resolver import Resolver
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_client
-from omni_discovery.errors import ConfigError, WireError
+from omni_discovery.errors import ConfigError
 from omni_discovery.records.addresses import parse_address
 from omni_discovery.records.schema import ReplicaInfo
-from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_ATTACHMENTS, MAX_SOCKET_FRAME_BYTES
+from omni_discovery.wire import MAX_ATTACHMENT_BYTES, MAX_SOCKET_FRAME_BYTES
 from omni_discovery.wire.session import SocketName, same_security
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ _NOT_LAST: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 8 << 20
 _HEAD_BYTE: Final = 8
-#: Frames of one message: a head and its attachments. ZMQ bounds the size of each, and not their number.
-_MOST_FRAMES: Final = 1 + MAX_ATTACHMENTS
-#: Of a message with more, so many are dropped before the time is looked at.
+#: Of a message so many frames are read, or dropped, before the time is looked at. ZMQ bounds the size of each, and not
+#: their number.
+_READ_AT_ONCE: Final = 64
 _DROPPED_AT_ONCE: Final = 256
 #: How soon a socket looks again where too much waits that sockets have brought.
 _BEHIND_S: Final = 0.005
@@ -118,9 +118,11 @@ class LoopSocket:
         self._drain_due = self._is_draining = False
         #: Whether the last batch ended because nothing was left.
         self._is_empty = False
-        #: Whether the rest of a message that has too many frames is still to be read, and dropped. Until then the
-        #: socket must not be disconnected: libzmq 4.3.5 ends a process that reads on behind half a message.
+        #: Whether the rest of a message is still to be read, or dropped. Until then the socket must not be
+        #: disconnected: libzmq 4.3.5 ends a process that reads on behind half a message.
         self.is_amid_message = False
+        #: What has been read of it; None if the rest is dropped.
+        self._incoming: wire.Incoming | None = None
         self._rest: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._fd, self._look)
         # What came before the reader was set has already used up its edge.
@@ -237,33 +239,29 @@ class LoopSocket:
         return size_bytes
 
     def _receive(self, began_s: float) -> list[bytes]:
-        """The next message, put together if it was cut; of one with too many frames one more than it may have.
+        """The next message, see ``Incoming.frames``. What it may not have is dropped.
 
-        The others are dropped in turns. Of a message whose pieces are not as it says, only the first frame is returned.
-
-        Raise zmq.Again if there is none, or if the rest of one takes longer than a turn that began at this processor
-        time.
+        Raise zmq.Again if there is none, or if one takes longer than a turn that began at this processor time: the next
+        turn goes on with it.
         """
         socket = self.socket
-        if self.is_amid_message:
-            self._drop_rest(began_s)
-        frames = [socket.recv(zmq.NOBLOCK)]
-        if not socket.getsockopt(zmq.RCVMORE):
-            return frames
-        try:
-            lengths = wire.lengths_of(frames[0])
-            most = _MOST_FRAMES if lengths is None else 1 + wire.most_pieces(lengths)
-        except WireError:
-            lengths, most = None, _MOST_FRAMES
-        while socket.getsockopt(zmq.RCVMORE):
-            frames.append(socket.recv(zmq.NOBLOCK))
-            if len(frames) > most:
+        if self._incoming is None:
+            if self.is_amid_message:
+                self._drop_rest(began_s)
+            first = socket.recv(zmq.NOBLOCK)
+            if not socket.getsockopt(zmq.RCVMORE):
+                return [first]
+            self._incoming, self.is_amid_message = wire.Incoming(first), True
+        incoming = self._incoming
+        while True:
+            for _ in range(_READ_AT_ONCE):
+                may_go_on = incoming.add(socket.recv(zmq.NOBLOCK))
                 self.is_amid_message = bool(socket.getsockopt(zmq.RCVMORE))
-                break
-        try:
-            return frames if lengths is None else wire.put_together(lengths, frames[1:])
-        except WireError:
-            return frames[:1]
+                if not (may_go_on and self.is_amid_message):
+                    self._incoming = None
+                    return incoming.frames()
+            if time.thread_time() - began_s > LONG_TURN_S:
+                raise zmq.Again
 
     def _drop_rest(self, began_s: float) -> None:
         while True:
@@ -597,12 +595,12 @@ def open_connections(
             connections[name] = DealerConnection(
                 context, name, addr, identity, keys, config, listener, resolver, turns, own, cuts=cuts_messages(info)
             )
-    except (zmq.ZMQError, ValueError) as error:
+    except BaseException as error:
         for connection in connections.values():
             connection.close()
         if pulse is not None:
             pulse.close()
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError) or not isinstance(error, zmq.ZMQError | ValueError):
             raise
         if isinstance(error, zmq.ZMQError) and error.errno in _OUT_OF_SOCKETS:
             raise OutOfSocketsError(f"this hub has no file descriptor left for it ({error})") from error

@@ -2,8 +2,9 @@
 
 from omni_discovery.wire import frames, messages
 from omni_discovery.wire.frames import *
+from omni_discovery.wire.incoming import Incoming
 from omni_discovery.wire.messages import *
 
-__all__: list[str] = []
+__all__: list[str] = ["Incoming"]
 __all__ += frames.__all__
 __all__ += messages.__all__

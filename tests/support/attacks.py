@@ -400,6 +400,7 @@ ATTACKS: Final = (
         "Z12", "records full of long texts, which are slow to read, in one list or one answer of a watch", "in turns"
     ),
     Attack("Z13", "a key of no replica that somebody attaches to a replica's lease", "not taken for its own"),
+    Attack("Z15", "one message of a gigabyte from a registered replica, about nobody's request", "read in turns"),
 )
 
 #: Rows without a test, and why.

@@ -15,7 +15,7 @@ from omni_discovery.sockets.tls_records import RecordLimit
 #: What TLS gets at once: some 150 records at most.
 _SLICE_BYTES: Final = 4 << 10
 #: What is encrypted before it is sent: it is copied twice on its way, at best within the processor's cache.
-_PIECE_BYTES: Final = 256 << 10
+_PIECE_BYTES: Final = 64 << 10
 
 
 class TlsStream:
