@@ -1,4 +1,4 @@
-"""LogOnce: keeps a line that would be logged again and again to one line. Pure."""
+"""LogOnce: keeps a line that would be logged again and again to one line. LinePace: keeps many lines to few. Pure."""
 
 from __future__ import annotations
 
@@ -38,3 +38,35 @@ class LogOnce:
     def clear(self) -> None:
         """Forget all keys: the next line of each is news."""
         self._logged_at_s.clear()
+
+
+class LinePace:
+    """Which of many lines are logged that others can bring about: so many at once, and then one each ``every_s``.
+
+    It belongs to one thread. ``now_s`` returns monotonic seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float], at_once: int, every_s: float = 1.0) -> None:
+        self._now_s = now_s
+        self._at_once = at_once
+        self._every_s = every_s
+        #: How many may be logged, and when that was so.
+        self._room, self._at_s = float(at_once), now_s()
+        #: How many were left out since they were told of.
+        self.left_out = 0
+
+    def may_log(self) -> bool:
+        """Whether to log a line now; if not, it counts as left out."""
+        now_s = self._now_s()
+        self._room = min(self._at_once, self._room + (now_s - self._at_s) / self._every_s)
+        self._at_s = now_s
+        if self._room < 1.0:
+            self.left_out += 1
+            return False
+        self._room -= 1.0
+        return True
+
+    def take_left_out(self) -> int:
+        """How many lines were left out since this was asked last."""
+        count, self.left_out = self.left_out, 0
+        return count

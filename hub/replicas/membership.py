@@ -7,7 +7,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
@@ -18,7 +18,7 @@ from hub.replicas.attach_limits import AT_ONCE, AttachLimits, most_unanswered
 from hub.replicas.lost import LostReplicas
 from hub.replicas.mismatched import MismatchedReplicas
 from omni_discovery.errors import ConfigError
-from omni_discovery.log_once import LogOnce
+from omni_discovery.log_once import LinePace, LogOnce
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.view.mass_loss import MassLossGuard
 from omni_discovery.view.table import Delta, View, live_hubs
@@ -177,6 +177,7 @@ class Membership:
         self._held: set[tuple[int, str]] = set()
         #: By stage that the pipeline doesn't have, and by address that can't be used.
         self._log_once = LogOnce(now, _MOST_REMEMBERED)
+        self._lines = LinePace(now, _MOST_LINES)
         self._limits = AttachLimits(
             self._has_answered, most_unanswered(_descriptors()), self._is_leased, self._is_connected
         )
@@ -526,7 +527,6 @@ class Membership:
     def _owners(self, addrs: Iterable[str]) -> dict[str, ReplicaInfo]:
         """The records at these addresses for stages of the pipeline, by address: of several at one, its owner."""
         owners: dict[str, ReplicaInfo] = {}
-        lines = 0
         for addr in addrs:
             claimants = [info for info in self._records_at(addr) if self._is_ours(info)]
             if len(claimants) == 1:
@@ -538,18 +538,17 @@ class Membership:
             for info in claimants:
                 # The former record of a process that has registered again ends with its lease.
                 is_former = info.epoch < owner.epoch and is_same_life(info, owner)
-                if info is owner or is_former or lines >= _MOST_LINES:
+                if info is owner or is_former:
                     continue
-                if self._log_once.should((addr, info.stage_id, info.replica_id, info.epoch)):
+                if self._should_warn((addr, info.stage_id, info.replica_id, info.epoch)):
                     text = "replica.unusable replica=%s: its address %s is that of replica %s, which %s"
                     logger.warning(text, info.name, addr, owner.name, why)
-                    lines += 1
         return owners
 
     def _is_ours(self, info: ReplicaInfo) -> bool:
         if info.stage_id in self._pools:
             return True
-        if self._log_once.should(info.stage_id):
+        if self._should_warn(info.stage_id):
             logger.warning("replica.ignored replica=%s: the pipeline has no such stage", info.name)
         return False
 
@@ -633,8 +632,16 @@ class Membership:
 
     def _note_unusable(self, info: ReplicaInfo, why: str, key: str, every_s: float = math.inf) -> None:
         self._pools.of(info).core.unusable(info.input_addr, why)
-        if self._log_once.should(key, every_s):
+        if self._should_warn(key, every_s):
             logger.warning("replica.unusable replica=%s: %s", info.name, why)
+
+    def _should_warn(self, key: Hashable, every_s: float = math.inf) -> bool:
+        """Whether a line about a record is news, and there is room for it: anybody may write thousands of records."""
+        if not self._log_once.should(key, every_s) or not self._lines.may_log():
+            return False
+        if self._lines.left_out:
+            logger.warning("replica.unusable_more count=%d: omni doctor names them", self._lines.take_left_out())
+        return True
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client

@@ -13,15 +13,18 @@ from omni_discovery.clock import Clock, SystemClock
 from omni_discovery.errors import CompactedError, RecordError, RegistryError, RegistryUnavailableError
 from omni_discovery.kv import KVStore, Listing, WatchBatch
 from omni_discovery.list_watch import list_and_watch
-from omni_discovery.log_once import LogOnce
+from omni_discovery.log_once import LinePace, LogOnce
+from omni_discovery.text import shortened
 from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
 from omni_discovery.view.table import Delta, ReplicaTable, View, shows_other_keys
 
 logger = logging.getLogger(__name__)
 
-#: A value that can't be read is logged again after so long, if it is still written; and so many at once.
+#: A value that can't be read is logged again after so long, if it is still written; so many at once, then one a second;
+#: and so much of its key.
 BAD_AGAIN_S: Final = 600.0
 _MOST_BAD_LINES: Final = 8
+_KEY_CHARS: Final = 200
 
 #: What a list may hold in its values for the table to be filled at once.
 _AT_ONCE_BYTES: Final = 2 << 20
@@ -81,6 +84,7 @@ class Watcher:
         #: Turns the view stale if the list after a compaction does not come in time.
         self._relist_alarm: asyncio.Task[None] | None = None
         self._log_once = LogOnce(self._clock.monotonic_s)
+        self._bad_lines = LinePace(self._clock.monotonic_s, _MOST_BAD_LINES)
         #: The revision of the view delivered last; None before the first. A table may be ahead, by keys in no view.
         self._delivered_revision: int | None = None
 
@@ -176,10 +180,11 @@ class Watcher:
         news = [each for each in bad if self._log_once.should(each.key, BAD_AGAIN_S)]
         for _ in bad:
             self._count("bad_value")
-        for each in news[:_MOST_BAD_LINES]:
-            logger.warning("watcher.bad_value key=%s reason=%s", each.key, each.reason)
-        if len(news) > _MOST_BAD_LINES:
-            logger.warning("watcher.bad_values more=%d: omni doctor names them", len(news) - _MOST_BAD_LINES)
+        for each in news:
+            if self._bad_lines.may_log():
+                logger.warning("watcher.bad_value key=%s reason=%s", shortened(each.key, _KEY_CHARS), each.reason)
+        if self._bad_lines.left_out and self._log_once.should("bad values", 1.0):
+            logger.warning("watcher.bad_values more=%d: omni doctor names them", self._bad_lines.take_left_out())
 
     def _log_refused(self, view: View) -> None:
         if view.refused_count and self._log_once.should("refused", BAD_AGAIN_S):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from omni_discovery.log_once import LogOnce
+import pytest
+
+from omni_discovery.log_once import LinePace, LogOnce
 
 
 def test_a_line_is_logged_once_for_each_key() -> None:
@@ -43,3 +45,16 @@ def test_a_thousand_keys_are_remembered_and_the_oldest_goes_first() -> None:
 def test_with_one_key_a_line_is_logged_whenever_it_differs_from_the_last() -> None:
     log_once = LogOnce(most_keys=1)
     assert [log_once.should(key) for key in "aabba"] == [True, False, True, False, True]
+
+
+@pytest.mark.attack("Z16")
+def test_of_many_lines_some_are_logged_at_once_and_then_one_each_second() -> None:
+    now_s = [100.0]
+    pace = LinePace(lambda: now_s[0], 3)
+    assert [pace.may_log() for _ in range(10)] == [True] * 3 + [False] * 7
+    assert pace.take_left_out() == 7
+    now_s[0] += 1.5
+    assert [pace.may_log() for _ in range(3)] == [True, False, False]
+    now_s[0] += 1000.0
+    assert [pace.may_log() for _ in range(5)] == [True] * 3 + [False] * 2
+    assert (pace.take_left_out(), pace.take_left_out()) == (4, 0)

@@ -612,3 +612,15 @@ def test_a_client_that_a_factory_has_made_is_attached_in_a_turn_of_the_loop_of_i
     scene.membership.attach(former, cast(StageClient, Client(former, scene.told)))
     assert scene.membership.clients["tcp://h:0"].info == ours.info
     assert scene.membership.next_review_s is None
+
+
+@pytest.mark.attack("Z16")
+def test_records_of_thousands_of_strange_stages_are_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    records = {(stage_id, 0): record(stage_id, 0, stage_id, 1) for stage_id in range(100, 5100)}
+    scene.membership.apply(View(records, revision=1), Delta())
+    assert caplog.text.count("replica.ignored ") == 32
+    scene.now_s = 10.0
+    scene.membership.apply(View({**records, (9000, 0): record(9000, 0, 9000, 2)}, revision=2), Delta())
+    assert "replica.unusable_more count=4968" in caplog.text
+    assert "replica.ignored replica=9000/0" in caplog.text
