@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from omni_discovery.metrics.samples import ReplicaSample, decode_sample, encode_sample
 from omni_discovery.text import one_line
@@ -24,6 +26,9 @@ _NAME: Final = re.compile(rb"\d+/\d+")
 _MOST_BYTES: Final = 512
 #: Linux never interleaves a write of at most this many bytes (PIPE_BUF) with another one.
 _MOST_SAMPLE_BYTES: Final = 4096
+#: Hubs that a sample too long for that names, those with the most credits; and the name of the rest, which no hub has.
+_MOST_HUBS: Final = 16
+_OTHER_HUBS: Final = "(others)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,7 @@ WriteStatus = Callable[[StatusMessage], None]
 def write_status(message: StatusMessage) -> None:
     """Write a message to standard output. Does nothing if the supervisor has closed the pipe.
 
-    A reason is cut; a sample that is too long is not written.
+    A reason is cut, and a long sample has fewer details. Raise ValueError for one that is too long without them.
     """
     match message:
         case Up():
@@ -82,11 +87,30 @@ def write_status(message: StatusMessage) -> None:
         case Loading(phase):
             content = _cut(b"phase " + one_line(phase).encode("utf-8", "replace"))
         case Sampled(sample):
-            content = b"sample " + encode_sample(sample)
-    line = _MARK + content + b"\n"
-    if len(line) <= _MOST_SAMPLE_BYTES:
-        with contextlib.suppress(OSError):
-            os.write(_STDOUT, line)
+            content = _fitting(sample)
+    with contextlib.suppress(OSError):
+        os.write(_STDOUT, _MARK + content + b"\n")
+
+
+def _fitting(sample: ReplicaSample) -> bytes:
+    for shorter in _ever_shorter(sample):
+        content = b"sample " + encode_sample(shorter)
+        if len(_MARK) + len(content) + 1 <= _MOST_SAMPLE_BYTES:
+            return content
+    raise ValueError(f"a sample of {len(content)} bytes is too long for one line of {_MOST_SAMPLE_BYTES}")
+
+
+def _ever_shorter(sample: ReplicaSample) -> Iterator[ReplicaSample]:
+    yield sample
+    # Each hub makes it longer, and there may be any number.
+    yield replace(sample, credits_by_hub=_with_most(sample.credits_by_hub))
+    yield replace(sample, credits_by_hub={})
+    yield replace(sample, credits_by_hub={}, engine={})
+
+
+def _with_most(credits_by_hub: Mapping[str, int]) -> dict[str, int]:
+    by_count = sorted(credits_by_hub.items(), key=lambda each: -each[1])
+    return {**dict(by_count[:_MOST_HUBS]), _OTHER_HUBS: sum(count for _, count in by_count[_MOST_HUBS:])}
 
 
 def _cut(content: bytes) -> bytes:

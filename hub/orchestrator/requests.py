@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -24,11 +24,12 @@ from hub.orchestrator.trials import TrialDue
 from hub.receipts.raw import UNDER_WAY, Ending, encode_receipt
 from hub.request import events as ev
 from hub.request.companions import companion_plan
+from hub.request.kept_references import KeptReferences
 from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput, of_stage
 from hub.request.state import OrchestratorRequestState, Phase, RequestState
 from omni_discovery import wire
-from omni_discovery.errors import InputTimeoutError, InvalidRequestError, RequestError
+from omni_discovery.errors import InputTimeoutError, InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.failure_log import trace_id
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_HANDS_OVER: Final = (wire.HandOffPiece, wire.StageDone, wire.SegmentDone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class Requests:
         #: Receives what became of each request; None: nobody keeps it.
         self._receipts = receipts
         self._failures = RequestFailures(metrics.count_failure, recent, config.request_timeout_s)
+        self._references = KeptReferences()
         self._companion_count = 0
         active = self.active
         metrics.clients_behind.set_function(lambda: sum(each.machine.is_client_behind for each in active.values()))
@@ -288,9 +292,36 @@ class Requests:
         if self._tracing is not None:
             self._tracing.follow_request(active.request.request_id, machine, stage_id, message, actions)
         self._carry_out_all(active, actions)
+        if isinstance(message, _HANDS_OVER):
+            self._bound_references(active)
         if is_done:
             settled = [each for each, run in machine.runs.items() if run.settled]
             self._backlog.passed(active.request.request_id, settled)
+
+    def _bound_references(self, active: Active) -> None:
+        """Note what a request's references take; while those of all take too much, end an attempt with the most."""
+        self._note_references(active)
+        while self._references.are_too_many:
+            request_id = self._references.largest
+            machine = self.active[request_id].machine
+            run = max(machine.runs.values(), key=lambda each: each.reference_bytes)
+            reason = "its references to hand-offs take the most of the hub's memory for them, which is used up"
+            event: ev.Event = ev.Cancelled(OverloadedError(f"stage {run.stage_id}: {reason}: try again later"))
+            if machine.is_out(run.stage_id, run.attempt) and run.replica is not None:
+                addr = run.replica.input_addr
+                event = ev.ReplicaLost(run.stage_id, run.attempt, reason, avoid_addr=addr, has_ended=False)
+            self._metrics.dropped.labels("reference_memory").inc()
+            before_bytes = self._references.kept_bytes
+            self.apply_event(request_id, event)
+            if request_id in self.active:
+                self._note_references(self.active[request_id])
+            if self._references.kept_bytes >= before_bytes:
+                # Nothing was freed: it is tried again with the next hand-off.
+                return
+
+    def _note_references(self, active: Active) -> None:
+        if not active.machine.finished:
+            self._references.note(active.request.request_id, active.machine.state.reference_bytes)
 
     def show_piece(self, active: Active, stage_id: int, piece: wire.Chunk, now_s: float, received_at_s: float) -> bool:
         """Show the client a piece of text if nothing else is due for it; False, and nothing is done, if more may be."""
@@ -400,6 +431,8 @@ class Requests:
                 self._metrics.dropped.labels(reason).inc()
             case ev.Retry(stage_id=stage_id, resumed=resumed):
                 self._metrics.count_retry(stage_id, resumed=resumed)
+                # Those of the attempt before are not kept.
+                self._note_references(active)
             case ev.StartCompanions() | ev.StopCompanions() | ev.Collected():
                 self._carry_out_for_companions(active, action)
             case ev.Finish(outcome=outcome, error=error):
@@ -437,6 +470,7 @@ class Requests:
         self._answer_end(active.request, error)
         self.active.pop(request_id, None)
         self.states.pop(request_id, None)
+        self._references.forget(request_id)
         # The client has its answer, whatever becomes of the diagnosis.
         try:
             self._note_end(active, outcome, error)

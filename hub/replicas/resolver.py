@@ -10,6 +10,7 @@ import queue
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -68,7 +69,8 @@ class Resolver:
     ) -> None:
         self._lookup = lookup
         self._timeout_s, self._ttl_s, self._now = timeout_s, ttl_s, now
-        self._names: dict[str, _Name] = {}
+        #: The one that was asked for last is the last one. All that wait or have a thread are among them.
+        self._names: OrderedDict[str, _Name] = OrderedDict()
         #: The names that wait for a thread, oldest first; and those that have one, with the moment it began.
         self._waiting: dict[str, None] = {}
         self._running: dict[str, float] = {}
@@ -83,6 +85,7 @@ class Resolver:
             name = self._names[host] = _Name()
             if len(self._names) > _MOST_NAMES:
                 self._forget_one()
+        self._names.move_to_end(host)
         if host in self._running:
             self._note_overdue(host, name, now_s)
         elif now_s >= max(name.fresh_until_s, name.retry_at_s):
@@ -150,6 +153,7 @@ class Resolver:
             self._answers.put((host, error))
 
     def _forget_one(self) -> None:
-        """Forget the name that was asked for first, of those with nothing under way."""
-        oldest = next(host for host in self._names if host not in self._running and host not in self._waiting)
+        """Forget the name that nobody has asked for the longest, of those without a thread; it may wait for one."""
+        oldest = next(host for host in self._names if host not in self._running)
         del self._names[oldest]
+        self._waiting.pop(oldest, None)

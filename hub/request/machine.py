@@ -17,6 +17,7 @@ from hub.request import events as ev
 from hub.request.backpressure import pause_or_resume, update_backpressure
 from hub.request.companions import of_companion
 from hub.request.events import Action, Event, Outcome, StageEvent, StageMessage
+from hub.request.kept_references import MOST_OF_ATTEMPT_BYTES, memory_of
 from hub.request.outputs import OmniOutput, chunk_outputs, end_output, segment_output, summary_output, text_output
 from hub.request.pieces import (
     acknowledge_pieces,
@@ -418,6 +419,7 @@ class RequestMachine:
         if segments is not None and not segments.is_ending(run.stage_id):
             return self._lost_at(run, "it ended before the last segment", now_s)
         run.to(Phase.DONE)
+        run.reference_bytes += memory_of(message.payloads)
         if not (message.payloads or run.next_piece or run.attempt) and segments is None:
             run.holders.clear()
         self.state.note_end(run, message.timings_s, now_s)
@@ -481,6 +483,10 @@ class RequestMachine:
         if overfull is not None:
             reason = f"it made piece {message.number} before stage {overfull} had taken enough of those before"
             return [ev.Drop("window"), *self._lost_at(run, reason, now_s)]
+        run.reference_bytes += memory_of(message.payloads)
+        if run.reference_bytes > MOST_OF_ATTEMPT_BYTES:
+            reason = f"the references of its pieces take more than {MOST_OF_ATTEMPT_BYTES >> 20} MiB"
+            return [ev.Drop("reference_memory"), *self._lost_at(run, reason, now_s)]
         run.output_at_s = now_s
         actions: list[Action] = []
         for consumer in add_pieces(self.state, run, message):
@@ -500,7 +506,7 @@ class RequestMachine:
                 # Or two losses of the producer would leave it none of its own.
                 consumer.excused += 1
             _back_to_waiting(consumer)
-            consumer.replica = None
+            consumer.replica, consumer.reference_bytes = None, 0
             # Of other pieces it may well make something else than was shown.
             consumer.deterministic = consumer.deterministic and (run.deterministic or not consumer.seen)
             actions += self._withdraw_pieces(consumer) + flow(self.state, consumer)
@@ -671,6 +677,8 @@ class RequestMachine:
         run.next_seq, run.skip = run.next_seq + 1, 0
         segment = segments.segment_of(run.stage_id)
         segments.ended(run.stage_id, message.payloads)
+        # Few segments wait for a stage, and references of those that it has taken are not kept.
+        run.reference_bytes = memory_of(message.payloads)
         self.state.note_segment(run, message)
         actions: list[Action] = []
         modality = self._plan.finals.get(run.stage_id)

@@ -291,6 +291,8 @@ class StageRun:
     streams: dict[int, PieceRelay] = field(default_factory=dict)
     #: Number of the next piece that this attempt hands on.
     next_piece: int = 0
+    #: The estimated memory of the references to hand-offs that this attempt has named and that are kept.
+    reference_bytes: int = 0
     #: Where hand-offs of this stage may lie, of any attempt, by input address.
     holders: dict[str, ReplicaRef] = field(default_factory=dict)
     #: Why the last attempt that failed did so, its number, and its replica (None: none was picked).
@@ -356,7 +358,7 @@ class StageRun:
         resume = None if self.deterministic else self.seen.resume()
         self.replay = self.seen.replay() if self.deterministic and self.seen else None
         self.replica, self.next_seq, self.next_piece, self.pause_sent = None, 0, 0, None
-        self.partial_images = 0
+        self.partial_images = self.reference_bytes = 0
         self.had_company = False
         for relay in self.streams.values():
             relay.reset_consumer()
@@ -433,7 +435,7 @@ class StageRun:
 
     def reset(self) -> None:
         """Forget the attempt and the hand-offs; keep the phase, the counts and the replicas to avoid."""
-        self.replica, self.next_seq = None, 0
+        self.replica, self.next_seq, self.reference_bytes = None, 0, 0
         self.handed, self.streams, self.holders = {}, {}, {}
 
 
@@ -514,6 +516,11 @@ class RequestState:
         if self.segments is not None or self.companions.prompts or self.is_companion:
             return False
         return all(run.deterministic for run in self.runs.values())
+
+    @property
+    def reference_bytes(self) -> int:
+        """The estimated memory of the references to hand-offs that are kept for it, without those of companions."""
+        return sum(run.reference_bytes for run in self.runs.values())
 
     @property
     def replicas(self) -> tuple[str, ...]:

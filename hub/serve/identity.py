@@ -1,7 +1,8 @@
 """A hub's identity, kept over restarts: replicas that know its key accept it again while etcd is unreachable.
 
 Each hub of a namespace on one machine has a folder of its own with its id, its CURVE secret and its saved view, all
-readable by their owner only. A running hub holds a lock on its folder; the kernel releases it however the hub ends.
+readable by their owner only. Where another user could have put them there, they are not read. A running hub holds a
+lock on its folder; the kernel releases it however the hub ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import msgspec
 from omni_discovery.curve import KeyPair
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import parse_endpoints
-from omni_discovery.processes import write_private
+from omni_discovery.processes import check_unshared, write_private
 from omni_discovery.records import keys
 
 logger = logging.getLogger(__name__)
@@ -61,14 +62,15 @@ def new_identity(host: str) -> HubIdentity:
 def acquire_identity(state_dir: Path, namespace: str, endpoints: str | Sequence[str], host: str) -> HubIdentity:
     """The first kept identity of this namespace and these endpoints that no running hub uses, else a new one.
 
-    If the folder can't be used, a warning is logged and the identity is not kept.
+    If the folder can't be used, or others could write there, a warning is logged and the identity is not kept.
     """
     registry = ",".join(sorted(parse_endpoints(endpoints)))
     name = hashlib.blake2b(f"{host}\n{registry}".encode(), digest_size=6).hexdigest()
     try:
         return _acquire_free(state_dir / f"{namespace}-{name}", host)
-    except OSError as error:
-        logger.warning("hub.state_unusable folder=%s reason=%s: nothing is kept over a restart", state_dir, error)
+    except (OSError, ConfigError) as error:
+        text = "hub.state_unusable folder=%s reason=%s: nothing is kept over a restart; %s"
+        logger.warning(text, state_dir, error, "set XDG_STATE_HOME to a folder of this user's own")
         return new_identity(host)
 
 
@@ -76,7 +78,8 @@ def _acquire_free(folder: Path, host: str) -> HubIdentity:
     for number in itertools.count():
         own = folder / f"hub-{number}"
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock_fd = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        check_unshared(own)
+        lock_fd = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return _read_or_make(own, host, lock_fd)

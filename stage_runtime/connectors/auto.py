@@ -37,7 +37,8 @@ class AutoConnector(StoringConnector):
     """Hands over in shared memory or over TCP; without ``by_key``, below ``shm_threshold_bytes`` inside the metadata.
 
     Hand-offs for which shared memory has no room are kept in the producer's own memory. ``get`` consumes what it
-    returns, unless the metadata says ``consume: False``; without metadata it looks into shared memory only.
+    returns, unless the metadata says ``consume: False``; without metadata it looks into shared memory only, and without
+    ``by_key`` nowhere.
     """
 
     known_settings = COMMON | TCP_SETTINGS | {"directory"}
@@ -52,7 +53,7 @@ class AutoConnector(StoringConnector):
         self._directory: Path | None = Path(self.config.get("directory", DEFAULT_DIRECTORY))
         if not self._directory.is_dir():
             self._directory = None
-        self._reader = ShmReader(self.namespace, str(self._directory))
+        self._reader = ShmReader(self.namespace, str(self._directory), by_key=self.by_key)
         return Store(self.namespace, self._directory, limits_of(self.config, None), in_memory=True)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:

@@ -6,9 +6,12 @@ import contextlib
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from omni_discovery.logs.lines import relayed_line
+
+#: More than the longest record of a log takes: nothing that is longer is a line.
+_MOST_LINE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,25 @@ class LineSource:
         if self.replica:
             named["replica"] = self.replica
         return {"pid": self.pid, **named} if self.pid else named
+
+
+class LineBuffer:
+    """Makes lines of what comes through a pipe."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+
+    def add(self, content: bytes) -> list[bytes]:
+        """The lines that are complete now. One that gets too long comes in pieces."""
+        *lines, self._unfinished = (self._unfinished + content).split(b"\n")
+        if len(self._unfinished) >= _MOST_LINE_BYTES:
+            lines.append(self.take_rest())
+        return lines
+
+    def take_rest(self) -> bytes:
+        """The line that was begun; empty if none was."""
+        rest, self._unfinished = self._unfinished, b""
+        return rest
 
 
 def relay_line(source: LineSource, line: bytes, *, is_json: bool) -> None:

@@ -28,12 +28,16 @@ from omni_discovery.records.waits import WaitKind
 from omni_discovery.stories import Waits
 from stage_runtime.config import ReplicaConfig, SupervisorConfig
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Sampled, Up, split_line
-from stage_runtime.supervisor.relay import LineSource, relay_line
+from stage_runtime.supervisor.relay import LineBuffer, LineSource, relay_line
 from stage_runtime.supervisor.restarts import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, LeaveDown, Restarts, StartAgain
 
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.25
+#: What is read of a pipe at a time, and how often at a replica's end: as much as a pipe may hold. Before that once in a
+#: turn, so that one that prints without a pause keeps nobody from the others, the signals and the clock.
+_READ_BYTES: Final = 65536
+_MOST_READS: Final = 16
 #: Pause before a replica is started again for which no file descriptor was left.
 _DESCRIPTOR_PAUSE_S: Final = 2.0
 #: Pause before what ended processes left is looked for again, where it could not be removed.
@@ -81,7 +85,7 @@ class _Slot:
     up_since_s: float | None = None
     #: When to start the next process; infinity for never.
     start_at_s: float = 0.0
-    unfinished_line: bytes = b""
+    output: LineBuffer = field(default_factory=LineBuffer)
     #: Whose lines these are: the current process, or the last one.
     source: LineSource = field(default_factory=lambda: LineSource(0))
     #: The name of the last process that was registered before the current one; empty if none was.
@@ -326,10 +330,10 @@ class Supervisor:
         code = None if child is None else child.poll()
         if child is None or code is None:
             return
-        self._forward(slot)
-        if slot.unfinished_line:
-            self._handle_line(slot, slot.unfinished_line)
-            slot.unfinished_line = b""
+        # All that it has left in its pipe, and not all that a process of its own still writes there.
+        self._forward(slot, _MOST_READS)
+        if rest := slot.output.take_rest():
+            self._handle_line(slot, rest)
         slot.find_pid()
         self._unregister(child.output_fd)
         os.close(child.output_fd)
@@ -389,18 +393,19 @@ class Supervisor:
             if slot.child is not None:
                 slot.child.send_signal(signal.SIGKILL)
 
-    def _forward(self, slot: _Slot) -> None:
-        while slot.child is not None:
+    def _forward(self, slot: _Slot, reads: int = 1) -> None:
+        for _ in range(reads):
+            if slot.child is None:
+                return
             try:
-                content = os.read(slot.child.output_fd, 65536)
+                content = os.read(slot.child.output_fd, _READ_BYTES)
             except BlockingIOError:
                 return
             if not content:
                 # It has closed its output and may run on: the selector would report it as readable for ever.
                 self._unregister(slot.child.output_fd)
                 return
-            *lines, slot.unfinished_line = (slot.unfinished_line + content).split(b"\n")
-            for line in lines:
+            for line in slot.output.add(content):
                 self._handle_line(slot, line)
 
     def _unregister(self, output_fd: int) -> None:
@@ -438,14 +443,13 @@ class _SharedOutput:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._unfinished = b""
+        self._output = LineBuffer()
         os.set_blocking(fd, False)
 
     def read_lines(self) -> list[bytes]:
         """The lines that have come since the last call."""
         with contextlib.suppress(BlockingIOError):
-            *lines, self._unfinished = (self._unfinished + os.read(self.fd, 65536)).split(b"\n")
-            return lines
+            return self._output.add(os.read(self.fd, _READ_BYTES))
         return []
 
 

@@ -400,7 +400,22 @@ ATTACKS: Final = (
         "Z12", "records full of long texts, which are slow to read, in one list or one answer of a watch", "in turns"
     ),
     Attack("Z13", "a key of no replica that somebody attaches to a replica's lease", "not taken for its own"),
+    Attack("Z14", "megabytes of padding beside each reference to a hand-off, which a hub keeps", "its replica is lost"),
     Attack("Z15", "one message of a gigabyte from a registered replica, about nobody's request", "read in turns"),
+    Attack("Z16", "bad keys, or records of stages that there are not, in thousands, for a line in each log", "paced"),
+    Attack("Z17", "twenty thousand host names in records, while the DNS hangs", "the oldest is forgotten"),
+    Attack("Z18", "a hub's folder of state that another user made first", "not taken"),
+    Attack("Z19", "hundreds of thousands of another user's names in /dev/shm, which replicas sweep", "in slices"),
+    Attack(
+        "Z20", "a Mooncake producer that names an engine elsewhere, or whose reads never end", "refused; others read"
+    ),
+    Attack("Z21", "a reference to an object that is no hand-off, or to a hand-off by its key alone", "finds nothing"),
+    Attack("Z22", "a replica that prints without an end", "cut; its supervisor goes on"),
+    Attack(
+        "Z23",
+        "numbers and names that end omni why, or have omni chaos stop all replicas",
+        "shown as text; not signalled",
+    ),
 )
 
 #: Rows without a test, and why.

@@ -268,7 +268,8 @@ _LABELS: Final = {
     " ([what they mean](../operations/watch.md#where-the-time-goes))",
     "reason": "why a frame was dropped: `malformed`, `misplaced` (wrong socket), `session`, `epoch`, `stale` (of an"
     " earlier attempt), `duplicate`, `gap`, `piece`, `window` (a piece too early), `reference` (to a hand-off) or"
-    " `content` that can't be, `late`; or a client's connection"
+    " `content` that can't be, `reference_memory` (an attempt whose references take too much), `late`; or a client's"
+    " connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
     " `body_memory`, `malformed` (no HTTP), `many_lines` (in a header),"
     " `tiny_pieces` (chunks or frames of a few bytes), `too_fast` (messages of a WebSocket),"

@@ -20,9 +20,10 @@ from omni_discovery.errors import OmniError
 from omni_discovery.processes import process_mark
 from omni_discovery.records.schema import ReplicaInfo
 
-#: The first word of a replica's command, and of the process that replicas are forked from; and what is before the name
-#: of its namespace.
-_KINDS: Final = frozenset({b"--replica", b"--zygote"})
+#: The first word of a replica's command, and of the process that replicas are forked from, which they keep; and what is
+#: before the name of its namespace.
+_REPLICA: Final = b"--replica"
+_ZYGOTE: Final = b"--zygote"
 _NAMESPACE: Final = b"--namespace"
 
 
@@ -87,7 +88,8 @@ def _check(info: ReplicaInfo, namespace: str, pidfd: int) -> None:
             f"process {info.pid} here is another one: the replica has ended, or runs in another container or machine"
         )
     try:
-        words = Path(f"/proc/{info.pid}/cmdline").read_bytes().split(b"\0")
+        words = _words_of(info.pid)
+        is_another = _ZYGOTE in words and not _is_forked(info.pid, words)
         signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:
         raise UnsureProcessError(f"process {info.pid} has just ended") from None
@@ -96,9 +98,23 @@ def _check(info: ReplicaInfo, namespace: str, pidfd: int) -> None:
     # Whoever writes records could name any process of this host, and replicas of others' namespaces.
     if not _is_replica(words, namespace.encode()):
         raise UnsureProcessError(f"process {info.pid} is no replica of namespace {namespace!r}")
+    if is_another:
+        raise UnsureProcessError(f"process {info.pid} is what replicas are forked from, or a part of one")
+
+
+def _words_of(pid: int) -> list[bytes]:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def _is_forked(pid: int, words: Sequence[bytes]) -> bool:
+    """Whether this is a replica that was forked: it leads a session, and its parent is called as it is."""
+    # The name in parentheses may hold spaces; the fields after it do not.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    parent, session = int(fields[1]), int(fields[3])
+    return session == pid and _words_of(parent) == words
 
 
 def _is_replica(words: Sequence[bytes], namespace: bytes) -> bool:
     """Whether these are the words of a process that runs a replica, or was forked to, in this namespace."""
-    is_one = b"stage_runtime" in words and not _KINDS.isdisjoint(words)
+    is_one = b"stage_runtime" in words and not {_REPLICA, _ZYGOTE}.isdisjoint(words)
     return is_one and (_NAMESPACE, namespace) in pairwise(words)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from omni_discovery.commands.findings.checks import Finding
     from omni_discovery.commands.status.command import Sight
     from omni_discovery.kv import KVStore
-    from omni_discovery.receipts.receipt import Receipt
+    from omni_discovery.receipts.receipt import Picking, Receipt
+    from omni_discovery.receipts.replay import Replayed
 
     #: Asks one hub for a path.
     Ask = Callable[[str], dict[str, Any]]
@@ -296,12 +297,12 @@ def _show_request(asks: Sequence[Ask], arguments: argparse.Namespace) -> int:
 def _replay(receipts: Sequence[Receipt], arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.terminal import print_json
     from omni_discovery.commands.why.waterfall import replayed_line
-    from omni_discovery.receipts.replay import Replayed, replay
+    from omni_discovery.receipts.replay import Replayed
 
     code = 0
     for attempt in (attempt for receipt in receipts for attempt in receipt.attempts):
         picking = attempt.picking
-        replayed = Replayed() if picking is None else replay(picking)
+        replayed = Replayed() if picking is None else _replayed(picking)
         if picking is not None and replayed.lacks:
             code = code or _LACKS_INPUT
         elif picking is not None and replayed.choice != picking.chosen:
@@ -314,6 +315,17 @@ def _replay(receipts: Sequence[Receipt], arguments: argparse.Namespace) -> int:
     return code
 
 
+def _replayed(picking: Picking) -> Replayed:
+    from omni_discovery.receipts.replay import Replayed, replay
+    from omni_discovery.text import one_line
+
+    try:
+        return replay(picking)
+    except (ArithmeticError, LookupError, ValueError) as error:
+        # A hub may say anything.
+        return Replayed(lacks=f"what a pick is made of: {one_line(str(error))}")
+
+
 def _show_failures(arguments: argparse.Namespace) -> int:
     from omni_discovery.commands.why.waterfall import listed
     from omni_discovery.receipts.asking import path_of
@@ -324,10 +336,15 @@ def _show_failures(arguments: argparse.Namespace) -> int:
     lines = sorted(lines, key=lambda each: each.received_at)[-arguments.limit :]
     shown = listed(lines, _width()) or ["no request has failed that these hubs keep a receipt of"]
     # Where the error names no stage, it failed where it was last.
-    last = [int(line.replicas[-1].partition("/")[0]) if line.replicas else None for line in lines]
+    last = [_stage_of(line.replicas[-1]) if line.replicas else None for line in lines]
     failed = [where if line.error_stage is None else line.error_stage for line, where in zip(lines, last, strict=True)]
     stages = {stage_id for stage_id in failed if stage_id is not None}
     return _show_requests(arguments, answers, error, lines, shown, stages)
+
+
+def _stage_of(name: str) -> int | None:
+    found = _REPLICA.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def _show_waiting(arguments: argparse.Namespace) -> int:

@@ -36,10 +36,16 @@ _TAIL: Final = 22
 _MOST_WAITING: Final = 20
 _MOST_CANDIDATES: Final = 12
 _KIB: Final = 1024
+#: A hub may say any number: what no calendar has, and what no length or size comes near.
+_NO_MOMENT: Final = "????-??-?? ??:??:??"
+_MOST_S: Final = 1e9
+_MOST_BYTES: Final = 1 << 60
 
 
 def seconds(value: float) -> str:
     """A length of time with three digits that matter."""
+    if value >= _MOST_S:
+        return f"{value:.2g} s"
     if value >= 100:
         return f"{value:.0f} s"
     if value >= 1:
@@ -49,6 +55,7 @@ def seconds(value: float) -> str:
 
 def size(count: int) -> str:
     """A number of bytes."""
+    count = min(count, _MOST_BYTES)
     if count < _KIB:
         return f"{count} B"
     unit = "KiB" if count < _KIB**2 else "MiB" if count < _KIB**3 else "GiB"
@@ -56,8 +63,11 @@ def size(count: int) -> str:
 
 
 def clock(wall_s: float) -> str:
-    """A moment of the wall clock, of this machine's zone."""
-    return datetime.datetime.fromtimestamp(wall_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    """A moment of the wall clock, of this machine's zone; question marks for what no calendar has."""
+    try:
+        return datetime.datetime.fromtimestamp(wall_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OSError, OverflowError, ValueError):
+        return _NO_MOMENT
 
 
 def waterfall(receipt: Receipt, width: int, *, candidates: bool = True) -> list[str]:
@@ -117,7 +127,7 @@ def _bar(attempt: StageAttempt, whole_s: float, width: int) -> str:
     first_s = min(outs, default=ended_s)
 
     def column(moment_s: float) -> int:
-        return min(columns, max(0, round(columns * moment_s / whole_s)))
+        return round(columns * min(1.0, max(0.0, moment_s / whole_s)))
 
     begin, sent, first, end = column(begin_s), column(sent_s), column(first_s), column(ended_s)
     bar = (

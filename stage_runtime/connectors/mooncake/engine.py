@@ -11,7 +11,8 @@ import importlib
 import ipaddress
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -96,8 +97,10 @@ def check_host(host: str) -> str:
 
 
 _HANDSHAKE: Final = "P2PHANDSHAKE"
-#: How many reads run at the same time; others wait.
-_THREADS: Final = 8
+#: How many reads run at the same time; others wait. Nothing ends a read but the library, so some may stand for long.
+_THREADS: Final = 64
+#: How long a read may go on that nobody waits for before its producer gets no other.
+_LATE_S: Final = 2.0
 #: Pools of connectors that were closed while others read from them.
 _STILL_READ: Final[list[ManagedPool]] = []
 
@@ -112,6 +115,37 @@ def _engine(host: str, protocol: str, device_name: str) -> Any:
             "log, on standard error, says why"
         )
     return engine
+
+
+class LateReads:
+    """Reads that nobody waits for any more, by producer: each holds a thread and a block. Used by any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: When each was given up, the oldest first.
+        self._since_s: dict[str, list[float]] = {}
+
+    def check_producer(self, producer: str) -> None:
+        """Raise TransferError while an older read of that producer's pool does not end."""
+        with self._lock:
+            since_s = self._since_s.get(producer)
+        if since_s and self._clock() - since_s[0] >= _LATE_S:
+            raise TransferError(f"{producer}: {len(since_s)} earlier reads there do not end, so no other is begun")
+
+    def watch(self, producer: str, reading: Future[int]) -> None:
+        """Note a read that goes on, until it ends."""
+        since_s = self._clock()
+        with self._lock:
+            self._since_s.setdefault(producer, []).append(since_s)
+        reading.add_done_callback(lambda _: self._forget(producer, since_s))
+
+    def _forget(self, producer: str, since_s: float) -> None:
+        with self._lock:
+            left = self._since_s[producer]
+            left.remove(since_s)
+            if not left:
+                del self._since_s[producer]
 
 
 class EngineEnd:

@@ -61,12 +61,16 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A consumer's request for one hand-off; ``size_bytes`` is the announced size, None if none was announced."""
+    """A consumer's request for one hand-off; ``size_bytes`` is the announced size, None if none was announced.
+
+    ``host`` is where a reference says that its producer is; empty for a sender that this process was told of.
+    """
 
     generation: bytes
     token: bytes
     consume: bool
     size_bytes: int | None
+    host: str
 
 
 class OfferServer(PayloadServer):
@@ -127,11 +131,12 @@ def receive_offered(
     deadline_s: float,
     pool: ManagedPool,
     read: Read,
+    late: Callable[[Future[int]], None],
 ) -> tuple[Block, int, bool] | None:
     """The consumer's side: receive a hand-off into a block of ``pool``; None if its producer has dropped it.
 
     Returns the block, held by the caller, the size in bytes, and whether the content is raw. ``deadline_s`` is a moment
-    of the monotonic clock. Raise TransferError, or OSError.
+    of the monotonic clock. ``late`` gets a read that goes on behind the fetch. Raise TransferError, or OSError.
     """
     connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(asked.generation, asked.token, consume=asked.consume))
@@ -150,6 +155,7 @@ def receive_offered(
     offer = Offer.parse(bytes(frame))
     if offer is None:
         raise TransferError("what answers there hands over by other means than a transfer engine")
+    _check_session(offer.session, asked.host, connection)
     block = pool.allocate(size_bytes)
     try:
         reading = read(offer.session, offer.address, size_bytes, block)
@@ -167,8 +173,19 @@ def receive_offered(
     except BaseException:
         # The block stays held until the read has ended: the engine may still write into it.
         reading.add_done_callback(lambda _: pool.let_go(block))
+        if not reading.done():
+            late(reading)
         raise
     return block, size_bytes, offer.is_raw
+
+
+def _check_session(session: str, host: str, connection: socket.socket) -> None:
+    """Raise TransferError for an engine elsewhere than its producer: this process would connect to any address."""
+    its_host, _, port = session.rpartition(":")
+    if not port.isdecimal() or not 0 < int(port[:6]) < 65536:
+        raise TransferError(f"{session!r} is no engine")
+    if host and its_host not in (host, connection.getpeername()[0]):
+        raise TransferError(f"the engine is said to be at {its_host!r}, and the producer is at {host!r}")
 
 
 def _wait(reading: Future[int], fetching: Fetch, deadline_s: float) -> None:

@@ -229,8 +229,10 @@ class MooncakeStoreConnector(StoringConnector):
         deadline_s = time.monotonic() + (timeout_s if isinstance(timeout_s, int | float) else self._timeout_s)
         with self._fetches.under_way(edge[2]) as fetching:
             if not isinstance(name, str):
-                name = self._index.name_of(key_digest(self.namespace, *edge), deadline_s, fetching)
-            if name is None:
+                digest = key_digest(self.namespace, *edge)
+                name = self._index.name_of(digest, deadline_s, fetching) if self.by_key else None
+            # A reference may name any object of the store: one of the index, or a job of a hub.
+            if name is None or not _OBJECT.fullmatch(name):
                 return None
             buffer = self._client.get(name, self._memory, deadline_s, fetching)
             if buffer is None:

@@ -11,12 +11,21 @@ import sys
 import threading
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.log_once import LogOnce
+from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError
-from stage_runtime.connectors.mooncake.engine import EngineEnd, check_devices, check_host, check_protocol, host_of
+from stage_runtime.connectors.mooncake.engine import (
+    EngineEnd,
+    LateReads,
+    check_devices,
+    check_host,
+    check_protocol,
+    host_of,
+)
 from stage_runtime.connectors.mooncake.offers import FetchRequest, OfferServer, receive_offered
 from stage_runtime.connectors.settings import COMMON, flag, limits_of, number, port
 from stage_runtime.connectors.store.connector import StoringConnector, edge_of
@@ -67,6 +76,7 @@ class _OfferEnd(TcpEnd):
         self._engine = engine
         self._sender_token = sender_token
         self._port = port(config, "zmq_port")
+        self._late = LateReads()
 
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
         session = self._engine.start()
@@ -106,21 +116,27 @@ class _OfferEnd(TcpEnd):
 
         ``shown`` are its generation and token, or the digest of its key and the sender's token.
         """
+        producer = current_producer() or f"{address[0]} port {address[1]}"
+        self._late.check_producer(producer)
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
         if isinstance(announced, int):
             self._check_size(announced)
         asked = FetchRequest(
-            *shown, bool(metadata.get("consume", True)), announced if isinstance(announced, int) else None
+            *shown,
+            bool(metadata.get("consume", True)),
+            announced if isinstance(announced, int) else None,
+            "" if _address(metadata) is None else address[0],
         )
+        late = partial(self._late.watch, producer)
         with self._fetches.under_way(key) as fetching:
             taken = converse(
                 address,
                 fetching,
                 deadline_s,
                 None if self._tls is None else self._tls.client,
-                lambda connection: receive_offered(connection, fetching, asked, deadline_s, pool, self._engine.read),
+                lambda on: receive_offered(on, fetching, asked, deadline_s, pool, self._engine.read, late),
             )
         if taken is None:
             return None

@@ -27,14 +27,14 @@ class SharedMemoryConnector(StoringConnector):
     """Hand-offs in /dev/shm; without ``by_key``, those below ``shm_threshold_bytes`` travel inside the metadata.
 
     ``get`` consumes what it returns, unless the metadata says ``consume: False``: then the producer keeps it until
-    ``cleanup`` or ``close``. The key is enough to find it; metadata of other transports is ignored.
+    ``cleanup`` or ``close``. With ``by_key`` the key is enough to find it, and metadata of other transports is ignored.
     """
 
     known_settings = COMMON | {"directory"}
 
     def _make_store(self) -> Store:
         self._directory = Path(self.config.get("directory", DEFAULT_DIRECTORY))
-        self._reader = ShmReader(self.namespace, str(self._directory))
+        self._reader = ShmReader(self.namespace, str(self._directory), by_key=self.by_key)
         return Store(self.namespace, self._directory, limits_of(self.config, self._directory), in_memory=False)
 
     def _describe(self, kept: Kept) -> dict[str, Any]:

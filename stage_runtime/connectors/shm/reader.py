@@ -146,11 +146,15 @@ class ShmView(np.ndarray[Any, np.dtype[np.uint8]]):
 
 
 class ShmReader:
-    """Finds hand-offs in ``directory``, and keeps blocks that it has read mapped. Used by any thread."""
+    """Finds hand-offs in ``directory``, and keeps blocks that it has read mapped. Used by any thread.
 
-    def __init__(self, namespace: str, directory: str) -> None:
+    Without ``by_key``, a key alone finds none: keys can be guessed, and whoever names one could read others' hand-offs.
+    """
+
+    def __init__(self, namespace: str, directory: str, *, by_key: bool) -> None:
         self._namespace = namespace
         self._directory = directory
+        self._by_key = by_key
         #: Mapped blocks without a view, by id, the last used one last. Taking one out is owning it, so no lock is
         #: needed: the garbage collector may put one back at any moment.
         self._known: OrderedDict[str, Mapped] = OrderedDict()
@@ -164,6 +168,8 @@ class ShmReader:
         generation, segment = metadata.get("generation"), metadata.get("segment")
         consume = bool(metadata.get("consume", True))
         if not isinstance(generation, bytes):
+            if not self._by_key:
+                return None
             generation = None
         elif isinstance(segment, str) and (mapped := self._known.pop(segment, None)) is not None and mapped.is_ours():
             view = self._enter_again(mapped, generation, consume)

@@ -7,6 +7,7 @@ An owner is a process id with its start time, because ids are reused, and with i
 mean nothing in another container.
 
 Each connector sweeps files of dead processes of the same user: as it starts, and at most once in ``SWEEP_EVERY_S``.
+It does so in the engine's thread, a short while at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ import os
 import re
 import stat
 import struct
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from stage_runtime.config import SerializationError
 
@@ -199,28 +203,94 @@ def owner_in_name(name: str) -> Owner | None:
 
 
 SWEEP_EVERY_S: Final = 60.0
+#: In how many slices a folder should be gone through.
+_MOST_SLICES: Final = 60
 
 
-def sweep(directory: Path) -> int:
-    """Unlink the files of this user's processes on this machine that have ended; the number of files.
+class Sweeper:
+    """Unlinks, in a folder, the files of this user's processes on this machine that have ended. Used by any thread.
 
-    Whatever else lies in the folder under such a name is left alone, and so is the folder if it can't be read.
+    Whatever else lies there under such a name is left alone, and so is the folder if it can't be read. Other users may
+    put any number of names there, so the folder is gone through in slices of time.
     """
-    swept = 0
-    try:
-        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        for name in os.listdir(folder):  # noqa: PTH208 - by the descriptor, so that no other folder can be put there
-            # Of another user, no file, or being swept by another process.
-            with contextlib.suppress(OSError, SerializationError):
-                swept += name.startswith(NAME_PREFIX) and _sweep_file(name, folder)
-    finally:
-        os.close(folder)
-    if swept:
-        logger.info("shm.swept files=%d", swept)
-    return swept
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._folder = -1
+        #: The names that were not looked at yet; None between two times through the folder.
+        self._scan: Any = None
+        self._slices = self._looked_at = self._swept = 0
+        self._closed = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the folder was gone through in part."""
+        return self._scan is not None
+
+    def sweep_for(self, for_s: float) -> bool:
+        """Go on for so many seconds at most, then for the file that it is at; whether all was gone through.
+
+        False also while another thread is at it.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            until_s = self._clock() + for_s
+            if self._begin() and not self._go_on(until_s):
+                self._tell_late()
+                return False
+            self._end()
+            return True
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Leave the rest to others. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _begin(self) -> bool:
+        """Whether there is something to go through."""
+        if self._scan is None and not self._closed:
+            # By a descriptor, so that no other folder can be put there.
+            with contextlib.suppress(OSError):
+                self._folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._scan = os.scandir(self._folder)
+        return self._scan is not None
+
+    def _go_on(self, until_s: float) -> bool:
+        with contextlib.suppress(OSError):
+            for entry in self._scan:
+                self._looked_at += 1
+                # Of another user, no file, or being swept by another process.
+                with contextlib.suppress(OSError, SerializationError):
+                    self._swept += entry.name.startswith(NAME_PREFIX) and _sweep_file(entry, self._folder)
+                if self._clock() >= until_s:
+                    return False
+        return True
+
+    def _end(self) -> None:
+        if self._scan is not None:
+            self._scan.close()
+        if self._folder >= 0:
+            os.close(self._folder)
+        if self._swept:
+            logger.info("shm.swept files=%d", self._swept)
+        self._scan, self._folder = None, -1
+        self._slices = self._looked_at = self._swept = 0
+
+    def _tell_late(self) -> None:
+        self._slices += 1
+        if self._slices == _MOST_SLICES:
+            logger.warning(
+                "shm.sweep_late folder=%s names=%d: too many names lie there to go through them in time, and what "
+                "ended processes left stays meanwhile; ls -l says whose they are: have that user remove them",
+                self._directory,
+                self._looked_at,
+            )
 
 
 def open_own_file(path: str, folder: int | None = None) -> int:
@@ -248,7 +318,11 @@ def _check_own(status: os.stat_result, path: str) -> None:
         raise SerializationError(f"{path} is no hand-off: another user's file")
 
 
-def _sweep_file(name: str, folder: int) -> bool:
+def _sweep_file(entry: os.DirEntry[str], folder: int) -> bool:
+    # Of others there may be any number: no error is made for each.
+    if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+        return False
+    name = entry.name
     descriptor = open_own_file(name, folder)
     try:
         owner = owner_in_name(name)

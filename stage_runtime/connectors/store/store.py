@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import threading
 import time
@@ -22,9 +23,9 @@ from stage_runtime.connectors.store.layout import (
     SWEEP_EVERY_S,
     TAKEN,
     TOKEN_BYTES,
+    Sweeper,
     key_digest,
     payload_path,
-    sweep,
 )
 from stage_runtime.connectors.store.memory import BlockPool, MemoryBlock
 from stage_runtime.connectors.store.shm_blocks import ShmBlockPool
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 _FULL: Final = TAKEN | {errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EDQUOT}
 #: How many of the oldest hand-offs each ``put`` checks for having been consumed; without room, it checks all.
 _LOOKED_AT: Final = 4
+#: How long the sweep of the folder may take at the start, and between two hand-offs; and when it goes on with the rest.
+_FIRST_SWEEP_S: Final = 1.0
+_SWEEP_S: Final = 0.005
+_GO_ON_AFTER_S: Final = 1.0
 #: What a file takes beside its hand-off: its header, and the rest of its last page.
 _HEADROOM_BYTES: Final = 8192
 _KIB: Final = 1024
@@ -112,8 +117,12 @@ class Store:
         #: The hand-off that found no room last, by its size in bytes and why; None once one has found room.
         self._refused: tuple[int, OSError] | None = None
         self._closed = False
-        self._sweep_at_s = clock()
-        self.tidy()
+        self._sweeper: Sweeper | None = None
+        #: When the folder is swept next, or the rest of it.
+        self._sweep_at_s = math.inf
+        if directory is not None:
+            self._sweeper = Sweeper(directory, clock)
+            self._sweep(self._sweeper, clock(), _FIRST_SWEEP_S)
 
     def put(self, edge: Edge, parts: Sequence[Buffer], size_bytes: int, filled: MemoryBlock | None = None) -> Kept:
         """Store a hand-off of ``parts``, ``size_bytes`` together; a hand-off under the same edge is dropped.
@@ -222,19 +231,24 @@ class Store:
         Once a minute, also free blocks that no hand-off has used for a minute.
         """
         now_s = self._clock()
-        sweeps = self._directory is not None and now_s >= self._sweep_at_s
+        sweeps = now_s >= self._sweep_at_s
         if not self._kept and not sweeps:
             return
         with self._lock:
             oldest = [kept for _, kept in zip(range(look_at), self._kept.values(), strict=False)]
             gone = [self._pop(kept.edge) for kept in oldest if self._is_over(kept, now_s)]
-            if sweeps:
-                self._sweep_at_s = now_s + SWEEP_EVERY_S
         self._drop(*gone)
-        if sweeps and self._directory is not None:
+        if sweeps and self._sweeper is not None:
+            self._sweep(self._sweeper, now_s, _SWEEP_S)
+
+    def _sweep(self, sweeper: Sweeper, now_s: float, for_s: float) -> None:
+        # Set first, so that other threads do not come here, too.
+        self._sweep_at_s = now_s + SWEEP_EVERY_S
+        if not sweeper.is_under_way:
             for pool in self._pools:
                 pool.shrink()
-            sweep(self._directory)
+        if not sweeper.sweep_for(for_s):
+            self._sweep_at_s = self._clock() + _GO_ON_AFTER_S
 
     def close(self) -> None:
         """Drop every hand-off and refuse new ones. Idempotent."""
@@ -242,6 +256,8 @@ class Store:
             self._closed = True
             found = [self._pop(edge) for edge in list(self._kept)]
         self._drop(*found)
+        if self._sweeper is not None:
+            self._sweeper.close()
         for pool in self._pools:
             pool.close()
 

@@ -206,8 +206,8 @@ class YuanrongConnector(StoringConnector):
     """Hand-offs are in the datasystem; without ``by_key``, small ones travel inside the metadata.
 
     Their producer drops them there; those of a killed producer end with their time to live. ``get`` consumes what it
-    returns, unless the metadata says ``consume: False``. The key is enough to find a hand-off: without the metadata of
-    ``put``, ``get`` waits for it, ``get_sub_timeout_ms`` at most.
+    returns, unless the metadata says ``consume: False``. With ``by_key`` the key is enough to find a hand-off: without
+    the metadata of ``put``, ``get`` waits for it, ``get_sub_timeout_ms`` at most.
     """
 
     known_settings = COMMON | {
@@ -254,7 +254,8 @@ class YuanrongConnector(StoringConnector):
         generation = metadata.get("generation")
         with self._fetches.under_way(edge[2]) as fetching:
             if not isinstance(generation, bytes) or len(generation) != GENERATION_BYTES:
-                generation = self._wait_for(digest, fetching, metadata.get("timeout_s"))
+                # Keys can be guessed, and whoever names one in a reference could have others' hand-offs.
+                generation = self._wait_for(digest, fetching, metadata.get("timeout_s")) if self.by_key else None
             if generation is None:
                 return None
             payload = payload_name(digest, generation)

@@ -88,6 +88,19 @@ def test_metadata_may_be_wrapped_under_the_key(make: Make, by_key: bool) -> None
     assert got[0] == {"a": 1}
 
 
+@pytest.mark.attack("Z21")
+@pytest.mark.parametrize("forged", [None, {}, {"shm": "x"}, {"shm": "x", "generation": None}, {"generation": "x"}])
+def test_without_by_key_a_key_alone_finds_nothing(make: Make, forged: Any) -> None:
+    """As replicas are: a hub that guesses the keys of another one's requests gets none of their hand-offs."""
+    of_replica = {"by_key": False, "shm_threshold_bytes": 0}
+    _, _, metadata = make(**of_replica).put("0", "1", "key", {"a": 1})
+    consumer = make(**of_replica)
+    assert consumer.get("0", "1", "key", forged) is None
+    got = consumer.get("0", "1", "key", metadata)
+    assert got is not None
+    assert got[0] == {"a": 1}
+
+
 def test_a_later_hand_off_under_the_key_is_not_taken_for_the_one_that_is_meant(make: Make) -> None:
     producer, consumer = make(), make()
     _, _, first = producer.put("0", "1", "key", {"a": 1})

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +28,7 @@ from stage_runtime.connectors import (
 )
 from stage_runtime.connectors.mooncake import store
 from stage_runtime.connectors.mooncake.engine import check_devices, host_of
+from stage_runtime.connectors.mooncake.offers import OfferServer
 from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
 from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig
 from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
@@ -351,6 +352,37 @@ def test_what_does_not_lie_where_it_was_offered_is_no_hand_off(make: Make) -> No
     assert producer.health()["pending"] == 1
 
 
+@pytest.mark.attack("Z20")
+def test_a_producer_can_not_send_its_consumers_to_other_engines(make: Make) -> None:
+    """Records name where it hands over; its answer names the engine."""
+    producer, consumer = make(), make()
+    metadata = put(producer, "key", payload(10_000)) | KEEP
+    server = producer._offers._server
+    assert isinstance(server, OfferServer)
+    server._session = "10.255.255.1:12345"
+    with pytest.raises(TransferError, match=r"the engine is said to be at '10\.255\.255\.1'"):
+        consumer.get("0", "1", "key", metadata)
+    assert free_bytes(consumer) == POOL
+
+
+@pytest.mark.attack("Z20")
+def test_reads_that_do_not_end_are_not_added_to(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds a thread and a block: of one producer there are no more of them, and others are read from."""
+    producer, other, consumer = make(), make(), make()
+    metadata, of_other = put(producer, "key", payload(10_000)), put(other, "key", payload(10_000))
+    monkeypatch.setattr("stage_runtime.connectors.mooncake.engine._LATE_S", 0.0)
+    with monkeypatch.context() as stuck:
+        reading: Future[int] = Future()
+        stuck.setattr(consumer._engine, "read", lambda *_: reading)
+        with pytest.raises(TransferTimeoutError):
+            consumer.get("0", "1", "key", metadata | KEEP | {"timeout_s": 0.2})
+    with pytest.raises(TransferError, match="1 earlier reads there do not end"):
+        consumer.get("0", "1", "key", metadata | KEEP)
+    assert consumer.get("0", "1", "key", of_other | KEEP) is not None
+    reading.set_result(1)
+    assert consumer.get("0", "1", "key", metadata | KEEP) is not None
+
+
 def test_a_producer_that_stands_still_holds_nobody_up_for_long(make: Make, host: Host) -> None:
     """1. its process is stopped: the deadline ends one fetch, ``cancel`` the other; 2. it is killed: an error
     3. the consumer's memory is its own again
@@ -468,7 +500,7 @@ def test_without_a_master_the_store_says_so_and_nothing_waits(host: Host) -> Non
         assert connector.put("0", "1", "key", payload(1000)) == (False, 0, None)
         assert "no Mooncake master at 127.0.0.1:9: start mooncake_master" in connector.last_error
         with pytest.raises(TransferError, match="no Mooncake master"):
-            connector.get("0", "1", "key", {"mooncake_key": "omni-x"})
+            connector.get("0", "1", "key", {"mooncake_key": f"omni-{bytes(32).hex()}"})
         assert time.monotonic() - begun_s < soon_s(20)
         told = connector.health()
         assert (told["status"], "start mooncake_master" in told["reason"]) == ("unhealthy", True)

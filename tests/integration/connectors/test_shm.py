@@ -20,12 +20,12 @@ from stage_runtime.connectors import SharedMemoryConnector
 from stage_runtime.connectors.store.layout import (
     HEADER_BYTES,
     Owner,
+    Sweeper,
     claim_path,
     home_path,
     key_digest,
     me,
     payload_path,
-    sweep,
 )
 from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES, size_class
 from tests.support.connector_peer import Peer, intact, payload
@@ -355,7 +355,7 @@ def test_files_of_the_dead_are_swept_and_those_of_strangers_are_not(tmp_path: Pa
         claimed = claim_path(payload_path(str(tmp_path), bytes(16)), owner, 0)
         Path(claimed).write_bytes(bytes(HEADER_BYTES))
     (tmp_path / "omni-something-else").write_bytes(b"not ours")
-    assert sweep(tmp_path) == 2
+    assert Sweeper(tmp_path).sweep_for(1.0)
     assert len(names(tmp_path)) == 3
 
 

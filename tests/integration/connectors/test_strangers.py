@@ -15,7 +15,7 @@ import pytest
 from stage_runtime.config import SerializationError
 from stage_runtime.connectors import AutoConnector, SharedMemoryConnector
 from stage_runtime.connectors.base import OmniConnectorBase
-from stage_runtime.connectors.store.layout import Owner, home_path, key_digest, me, payload_path, sweep
+from stage_runtime.connectors.store.layout import Owner, Sweeper, home_path, key_digest, me, payload_path
 from stage_runtime.connectors.store.shm_blocks import ShmBlock
 from tests.support.connector_peer import intact, payload
 from tests.support.other_user import as_ordinary_user
@@ -93,7 +93,8 @@ def test_a_second_name_of_a_living_block_takes_nothing_from_it(shared: Path) -> 
             payload_path(str(shared), key_digest("", "0", "1", "key")),
             home_path(str(shared), Owner(me().pid, me().started + 1, me().pid_namespace), 1),
         )
-        assert sweep(shared) == 1
+        assert Sweeper(shared).sweep_for(1.0)
+        assert len(list(shared.iterdir())) == 1
         got = connector.get("0", "1", "key")
         assert got is not None
         assert intact(got[0])

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -16,9 +17,12 @@ from hub.replicas.events import FrameDropped
 from hub.replicas.long_turns import LongTurns
 from hub.replicas.resolver import Resolver
 from hub.replicas.sockets import DealerConnection, LoopSocket
+from hub.request.kept_references import KeptReferences
+from hub.request.outputs import OmniOutput
 from omni_discovery import wire
+from omni_discovery.errors import OverloadedError
 from tests.support.hub import Hub
-from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of
+from tests.support.hub_fakes import FakeReplica, collect, running_hub, text_of, until
 from tests.support.processes import most_mib, wait_for
 
 SOCKETS, MESSAGES, BURN_S, SECONDS = 6, 60, 0.04, 2.0
@@ -103,6 +107,82 @@ async def test_pieces_beyond_the_window_fail_their_replica_and_another_does_the_
         assert omni.metrics.get_sample_value("omni_hub_dropped_frames_total", {"reason": "window"}) == 1
         fed: list[wire.Feed] = speaker.of(wire.Feed)
         assert max(each.number for each in fed if each.attempt == 0) < 16
+
+
+@pytest.mark.attack("Z14")
+async def test_padded_references_of_one_replica_cost_it_its_work_before_they_fill_the_hub() -> None:
+    """1. the hub keeps 1 MB of references; a replica of stage 0 pads those of its pieces, and another is honest
+    2. with the piece that makes it too much its attempt is lost; the honest one does the work, and all are answered
+    """
+
+    def produce(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        pad = bytes(300_000 if replica is hostile else 1000)
+        for number in range(5):
+            ref = msgspec.structs.replace(replica.payload(submit, 1), metadata={"pad": pad})
+            replica.say(wire.HandOffPiece(**replica._about(submit), number=number, payloads=(ref,)))
+        replica.say(wire.StageDone(**replica._about(submit), seq=0, finish_reason="stop", pieces=5))
+
+    def speak(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+
+    def end(replica: FakeReplica, feed: wire.Feed) -> None:
+        if feed.payload is None:
+            submits: list[wire.Submit] = replica.of(wire.Submit)
+            (submit,) = [each for each in submits if (each.request_id, each.attempt) == (feed.request_id, feed.attempt)]
+            replica.chunk(submit, 0, text="spoken")
+            replica.done(submit, 1)
+
+    hostile, honest, speaker = FakeReplica(produce), FakeReplica(produce, replica_id=1), FakeReplica(speak, stage_id=1)
+    speaker.on_feed = end
+    async with running_hub(hostile, honest, speaker, deploy=IN_PIECES) as omni:
+        kept = KeptReferences(1_000_000)
+        omni._orchestrator._requests._references = kept
+        answers = [collect(omni.generate({"prompt": "p"})) for _ in range(4)]
+        assert [text_of(each) for each in await asyncio.gather(*answers)] == ["spoken"] * 4
+        assert hostile.of(wire.Submit)
+        dropped = {"reason": "reference_memory"}
+        assert omni.metrics.get_sample_value("omni_hub_dropped_frames_total", dropped) == len(hostile.of(wire.Submit))
+        assert kept.kept_bytes == 0
+
+
+@pytest.mark.attack("Z14")
+async def test_padded_hand_offs_that_wait_for_the_next_stage_end_with_their_own_requests() -> None:
+    """1. the hub keeps 1 MB of references; a whole hand-off with 700 kB of them waits for a replica of stage 1
+    2. another comes with as much, and two with little: the largest ends, which no replica runs any more
+    """
+
+    def produce(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        pad = bytes(700_000 if submit.inputs["prompt"] == "large" else 1000)
+        ref = msgspec.structs.replace(replica.payload(submit, 1), metadata={"pad": pad})
+        about = replica._about(submit)
+        replica.say(wire.StageDone(**about, seq=0, finish_reason="stop", payloads=(ref,)))
+
+    def speak(replica: FakeReplica, submit: wire.Submit) -> None:
+        replica.accept(submit)
+        waiting.append(submit)
+
+    waiting: list[wire.Submit] = []
+    producer, speaker = FakeReplica(produce), FakeReplica(speak, stage_id=1)
+    document = IN_PIECES.replace("async_chunk: true", "")
+    async with running_hub(producer, speaker, deploy=document) as omni:
+        kept = omni._orchestrator._requests._references = KeptReferences(1_000_000)
+
+        def ask(prompt: str) -> asyncio.Task[list[OmniOutput]]:
+            return asyncio.create_task(collect(omni.generate({"prompt": prompt})))
+
+        first = ask("large")
+        await until(lambda: len(waiting) == 1)
+        others = [ask(prompt) for prompt in ("small", "large", "small")]
+        with pytest.raises(OverloadedError, match="its references to hand-offs take the most"):
+            await first
+        await until(lambda: len(waiting) == 4)
+        for submit in waiting[1:]:
+            speaker.chunk(submit, 0, text="spoken")
+            speaker.done(submit, 1)
+        assert [text_of(each) for each in await asyncio.gather(*others)] == ["spoken"] * 3
+        assert kept.kept_bytes == 0
 
 
 @pytest.mark.attack("K3")
@@ -219,6 +299,7 @@ async def test_a_socket_rests_for_the_events_that_it_has_posted() -> None:
 
 
 FRAMES = 300_000
+MANY, MANY_BYTES = 16, 16 << 20
 
 
 @pytest.mark.attack("Q25")
@@ -242,6 +323,30 @@ async def test_a_message_of_very_many_frames_is_read_in_turns_and_what_comes_beh
             longest_s = max(longest_s, time.thread_time() - began_s)
         assert heard == [[b""] * 18, [b"%d" % number for number in range(17)]]
         assert longest_s < 0.08
+    finally:
+        socket.close()
+        far.close(linger=0)
+        context.term()
+
+
+@pytest.mark.attack("Z15")
+async def test_a_message_of_many_megabytes_is_read_and_put_together_in_turns() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heard: list[list[bytes]] = []
+    near, far = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+    near.bind("inproc://megabytes")
+    far.connect("inproc://megabytes")
+    socket = LoopSocket(near, heard.append)
+    message = [b"head", *[bytes(MANY_BYTES)] * MANY]
+    try:
+        far.send_multipart(wire.cut(message))
+        longest_s, end_s = 0.0, time.monotonic() + 60.0
+        while not heard and time.monotonic() < end_s:
+            began_s = time.thread_time()
+            await asyncio.sleep(0.001)
+            longest_s = max(longest_s, time.thread_time() - began_s)
+        assert heard == [message]
+        assert longest_s < 0.12
     finally:
         socket.close()
         far.close(linger=0)

@@ -121,3 +121,25 @@ def test_a_number_stays_in_use_while_the_dns_is_away(names: Names) -> None:
     scene.numbers("a")
     scene.until(lambda: not scene.resolver._answers.empty())
     assert scene.numbers("a") == ("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.attack("Z17")
+def test_more_names_than_are_remembered_wait_while_the_dns_hangs_and_the_last_asked_for_are_found(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. the DNS hangs, and of fifty names more are asked for than forty may be remembered
+    2. it answers again: those that are still asked for are found, and of the others none stays behind
+    """
+    monkeypatch.setattr("hub.replicas.resolver._MOST_NAMES", 40)
+    scene = Scene(names)
+    for number in range(16):
+        scene.problem(f"slow-{number}")
+    for number in range(50):
+        assert scene.problem(f"host-{number}") == "it is being looked up"
+    assert len(scene.resolver._names) == 40
+    assert set(scene.resolver._waiting) <= set(scene.resolver._names)
+    scene.now_s = 6.0
+    names.give_up([f"slow-{number}" for number in range(16)])
+    asked = [f"host-{number}" for number in range(30, 50)]
+    scene.until(lambda: [scene.numbers(host) for host in asked] == [("10.0.0.1", "10.0.0.2")] * 20)
+    assert not scene.resolver._waiting

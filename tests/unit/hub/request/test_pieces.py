@@ -128,6 +128,33 @@ def test_a_piece_beyond_the_window_is_its_replicas_loss_and_nothing_of_it_is_kep
     assert "before stage 1 had taken enough" in str(flow.machine.runs[0].failure)
 
 
+@pytest.mark.attack("Z14")
+def test_a_producer_whose_references_take_too_much_memory_is_lost_and_nothing_of_them_is_kept() -> None:
+    """1. a producer pads the references of its pieces, and keeps to its window: each is passed on and taken
+    2. the one with which they take more than 256 MiB is its replica's loss; another begins anew, with nothing kept
+    """
+    flow = begun(attempts=2)
+    flow.taken(1, 0)
+    # One object, which counts as often as it comes.
+    pad = bytes(4_000_000)
+    lost, actions, number = flow.machine.runs[0].replica, list[ev.Action](), 1
+    while not of(actions, ev.Drop):
+        assert number < 100
+        ref = msgspec.structs.replace(done(0, 0, [1]).payloads[0], metadata={"inline": b"x", "pad": pad})
+        message = wire.HandOffPiece(epoch=7, request_id="r1", attempt=0, number=number, payloads=(ref,), queue_length=0)
+        actions = flow.tell(heard(0, 0, message))
+        flow.taken(1, number)
+        number += 1
+    assert number == 69
+    assert actions[0] == ev.Drop("reference_memory")
+    (again,) = of(actions, ev.Dispatch)
+    assert lost is not None
+    assert (again.stage_id, lost.input_addr in again.avoid) == (0, True)
+    assert not flow.machine.runs[1].streams
+    assert flow.machine.state.reference_bytes == 0
+    assert "more than 256 MiB" in str(flow.machine.runs[0].failure)
+
+
 def test_a_window_that_was_given_before_a_consumer_was_lost_stays_given() -> None:
     """1. two pieces were taken, so that the producer may make two more; 2. their consumer is lost
     3. the next one has taken nothing yet, and the two may come all the same

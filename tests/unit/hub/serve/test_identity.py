@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from hub.serve.identity import HubIdentity, acquire_identity, new_identity
+from tests.support.other_user import NOBODY, require_root
 
 
 def take(folder: Path, endpoints: str = "e:1", host: str = "host") -> HubIdentity:
@@ -80,6 +82,32 @@ def test_a_folder_that_can_not_be_used_makes_a_hub_of_one_life(
     assert identity.view is None
     assert identity.hub_id.startswith("host-")
     assert "hub.state_unusable" in caplog.text
+
+
+@pytest.mark.attack("Z18")
+@pytest.mark.parametrize("place", ["state", "namespace", "own"])
+@pytest.mark.parametrize("by", ["mode", "owner"])
+def test_an_identity_that_another_user_could_have_left_is_not_taken(
+    tmp_path: Path, place: str, by: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with HOME=/tmp, where another user may have made the folders first, with a key of their own in them."""
+    first = take(tmp_path / "state")
+    first.close()
+    assert first.view is not None
+    own = first.view.parent
+    others = {"state": tmp_path / "state", "namespace": own.parent, "own": own}[place]
+    if by == "owner":
+        require_root()
+        os.chown(others, NOBODY, -1)
+    else:
+        others.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        second = take(tmp_path / "state")
+    assert second.keys != first.keys
+    assert (second.view, second.lock_fd) == (None, -1)
+    assert "hub.state_unusable" in caplog.text
+    assert str(others) in caplog.text
+    assert "set XDG_STATE_HOME to a folder of this user's own" in caplog.text
 
 
 @pytest.mark.parametrize("host", ["", "...", "gpu 7/ü", "x" * 100])

@@ -152,6 +152,35 @@ def test_a_replica_of_another_namespace_is_never_signalled(words: list[str]) -> 
         other.kill()
 
 
+#: Forks a process that leads a session, as a replica does, and that one another, as an engine may.
+_FORKS = """
+import os, sys
+def fork(then):
+    if not (pid := os.fork()):
+        then()
+        sys.stdin.read()
+        os._exit(0)
+    print(pid, flush=True)
+fork(lambda: (os.setsid(), fork(lambda: None)))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.attack("Z23")
+def test_the_process_that_replicas_are_forked_from_is_never_signalled() -> None:
+    """It is called as they are, and all end with it: who may write records could name it, or a process of an engine."""
+    command = [sys.executable, "-c", _FORKS, "stage_runtime", "--zygote", "1", "{}", "--namespace", "n"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as zygote:
+        assert zygote.stdout is not None
+        said = {int(zygote.stdout.readline()) for _ in range(2)}
+        mine = {pid for pid in said if os.getsid(pid) == pid}
+        for pid in (zygote.pid, *said):
+            found = info(0, 0, host=platform.node(), pid=pid, process=process_mark(pid))
+            doubt = f"process {pid} is what replicas are forked from, or a part of one"
+            assert doubt_about(found, "n") == ("" if pid in mine else doubt)
+        assert len(mine) == 1
+
+
 def test_what_takes_the_process_id_after_the_replicas_end_gets_no_signal(child: subprocess.Popen[bytes]) -> None:
     with hold_process(record_of(child), "n") as held:
         child.kill()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stage_runtime.supervisor.relay import LineSource, relay_line
+from stage_runtime.supervisor.relay import LineBuffer, LineSource, relay_line
 
 
 class Stderr:
@@ -58,3 +58,18 @@ def test_an_empty_line_is_no_object_of_json(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_on_a_full_disk_a_line_is_lost_and_nothing_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relayed(monkeypatch, LineSource(stage_id=3, pid=42), b"hello", is_full=True) == b""
+
+
+@pytest.mark.attack("Z22")
+def test_a_line_that_does_not_end_comes_in_pieces() -> None:
+    """As a library that shows its progress with carriage returns alone prints: nothing of it is kept for ever."""
+    buffer, lines = LineBuffer(), list[bytes]()
+    for _ in range(50):
+        lines += buffer.add(b"step\r" * 13_000)
+    lines += buffer.add(b"done\nand ")
+    rest = buffer.take_rest()
+    assert b"".join([*lines, rest]) == b"step\r" * 650_000 + b"done" + b"and "
+    assert rest == b"and "
+    assert max(map(len, lines)) <= (1 << 20) + 65_536
+    assert len(lines) == 3
+    assert buffer.add(b"next\n") == [b"next"]

@@ -107,6 +107,33 @@ def test_a_replica_that_closed_its_output_and_runs_on_does_not_keep_the_supervis
     supervisor._forward(slot)
 
 
+@pytest.mark.attack("Z22")
+def test_a_replica_that_prints_without_a_pause_does_not_keep_the_supervisor_from_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. it is read from once in a turn
+    2. it has ended, and a process that it left prints on: what it can have left itself is read, and no more
+    """
+    supervisor = _supervisor(_Launcher())
+    (slot,) = supervisor._slots
+    supervisor._start(slot, 100.0)
+    reads: list[int] = []
+
+    def printed_on(_: int, size_bytes: int) -> bytes:
+        reads.append(size_bytes)
+        assert len(reads) < 100, "it is read from for ever"
+        return b"x\n"
+
+    monkeypatch.setattr(process_manager.os, "read", printed_on)
+    supervisor._forward(slot)
+    assert len(reads) == 1
+    assert isinstance(slot.child, _Running)
+    monkeypatch.setattr(slot.child, "poll", lambda: EXIT_FAILED)
+    supervisor._reap(slot)
+    assert sum(reads[1:]) == 1 << 20
+    assert slot.child is None
+
+
 class _Ended(_Running):
     """One that has printed some lines and ended."""
 

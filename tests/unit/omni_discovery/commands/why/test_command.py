@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from omni_discovery.commands.why import command
 from omni_discovery.commands.why.command import WhyCommand, _all_of, hubs_to_ask
 from omni_discovery.errors import OmniError
 from omni_discovery.receipts.asking import HubUnaskableError, is_proved
 from omni_discovery.receipts.receipt import ReceiptLine
 
 
-def options(*words: str) -> argparse.Namespace:
+def options(*words: str, question: tuple[str, ...] = ("--last-failures",)) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     WhyCommand().add_arguments(parser)
-    return parser.parse_args(["--last-failures", "--namespace", "of-nobody", *words])
+    return parser.parse_args([*question, "--namespace", "of-nobody", *words])
 
 
 def said(url: str, *words: str) -> str:
@@ -72,3 +73,33 @@ def test_a_hub_that_answers_nonsense_hides_nothing_of_what_others_say(capsys: py
     assert capsys.readouterr().err.count("can't be read") == 2
     with pytest.raises(OmniError, match="can't be read"):
         _all_of([{"requests": [[]]}], "requests", ReceiptLine)
+
+
+@pytest.mark.parametrize("name", ["0/0", "stage/0", "1" * 4000 + "/0", "", "٣/0", "0"])
+def test_failures_where_no_replica_is_are_listed_all_the_same(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = {"hub": "h", "requests": [{"request_id": "a", "replicas": [name], "received_at": 1e300}]}
+    monkeypatch.setattr(command, "hubs_to_ask", lambda *_: [lambda _path: answer])
+    monkeypatch.setattr(command, "_look", lambda _: None)
+    assert WhyCommand().run(options()) == 0
+    assert "????-??-?? ??:??:??  a" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "picking",
+    [
+        {"candidates": [{"replica": "x/y"}]},
+        {"candidates": [{"replica": "0/0", "weight": 0.0}], "policy": "round-robin"},
+        {"candidates": [{"replica": "0/0"}], "policy": "prefix-hash"},
+    ],
+)
+def test_a_pick_of_nonsense_can_not_be_made_again_and_says_so(
+    picking: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picked = {"chosen": "0/0", "policy": "least-load", **picking}
+    attempts = [{"stage": 0, "attempt": 0, "picking": picked}, {"stage": 1, "attempt": 0}]
+    answer = {"hub": "h", "receipts": [{"request_id": "a", "attempts": attempts}]}
+    monkeypatch.setattr(command, "hubs_to_ask", lambda *_: [lambda _path: answer])
+    assert WhyCommand().run(options(question=("a", "--replay"))) == 3
+    assert "stage 1 attempt 0: not picked" in capsys.readouterr().out

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from omni_discovery.commands.top.pages import request_line
 from omni_discovery.commands.why.waterfall import (
+    clock,
     listed,
     replayed_line,
     replica_lines,
@@ -178,3 +180,45 @@ def test_a_replay_says_whether_it_is_the_same(replayed: Replayed, text: str) -> 
 def test_numbers_are_short() -> None:
     assert [seconds(each) for each in (0.00123, 0.25, 1.5, 250)] == ["1.2 ms", "250 ms", "1.50 s", "250 s"]
     assert [size(each) for each in (5, 2048, 3 << 20, 5 << 30)] == ["5 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+
+
+@pytest.mark.attack("Z23")
+@pytest.mark.parametrize("count", [10**400, -(10**400), 7], ids=["huge", "hugely negative", "usual"])
+@pytest.mark.parametrize("number", [1e308, -1e308, 5e-324, -1.0, 0.0, 1e11, 2.5e11])
+def test_whatever_numbers_a_hub_says_are_lines_of_text(number: float, count: int) -> None:
+    """One hub that says nonsense must not hide what the others say; ``omni top`` shows the same lines."""
+    picking = Picking(
+        chosen="0/0", known=count, cut=count, candidates=[Candidate(replica="0/0", load=count, weight=number)]
+    )
+    attempt = StageAttempt(
+        stage=count,
+        attempt=count,
+        due_s=0.5,
+        sent_s=number,
+        first_output_s=-number,
+        first_piece_s=number,
+        ended_s=number,
+        waits=[Delay(what="a free slot", from_s=-number, to_s=number)],
+        picking=picking,
+    )
+    told = Receipt(
+        request_id="r",
+        received_at=number,
+        took_s=number,
+        attempts=[attempt, msgspec.structs.replace(attempt, ended_s=None, sent_s=-number)],
+        transfers=[Transfer(from_stage=0, to_stage=count, size_bytes=count, seconds=number)],
+        events=[Happening(at_s=number, what="ClientBackpressure", detail="behind")],
+    )
+    line = ReceiptLine(request_id="r", received_at=number, took_s=number)
+    report = ReplicaReport(now=picking.candidates[0], last_chosen_at=number)
+    assert waterfall(told, 80)
+    assert waterfall(msgspec.structs.replace(told, took_s=None), 80)
+    assert listed([line], 80)[0].endswith("  r")
+    assert request_line(line, 80)
+    assert waiting([WaitingWork(request_id="r", stage=count, since_s=number, what="a slot")], 80)
+    assert replica_lines(report, 80)
+
+
+def test_a_moment_that_no_calendar_has_is_question_marks() -> None:
+    assert [clock(each) for each in (1e308, -1e308, 1e12)] == ["????-??-?? ??:??:??"] * 3
+    assert clock(1e9)[:5] == "2001-"

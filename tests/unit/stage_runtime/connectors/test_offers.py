@@ -1,0 +1,101 @@
+"""A consumer believes a producer's offer only as far as it is safe to."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from stage_runtime.connectors.errors import TransferError
+from stage_runtime.connectors.mooncake.engine import LateReads
+from stage_runtime.connectors.mooncake.offers import FetchRequest, Offer, receive_offered
+from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool
+from stage_runtime.connectors.tcp.client import Fetch
+from stage_runtime.connectors.tcp.frames import Status, pack_answer
+
+SIZE = 1 << 16
+
+
+@pytest.fixture
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A consumer's connection to a producer on 127.0.0.1, and the producer's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        consumer = socket.create_connection(listener.getsockname())
+        producer, _ = listener.accept()
+    with consumer, producer:
+        yield consumer, producer
+
+
+def session_read(connected: tuple[socket.socket, socket.socket], session: str, host: str) -> list[str]:
+    """The engines that are read from where a producer at ``host`` offers that session."""
+    consumer, producer = connected
+    producer.sendall(pack_answer(Status.HERE, 100) + Offer(session, 0, bytes(STAMP_BYTES), is_raw=False).pack())
+    pool = ManagedPool(SIZE)
+    read: list[str] = []
+
+    def fail(session: str, _address: int, _size_bytes: int, _block: Block) -> Future[int]:
+        read.append(session)
+        future: Future[int] = Future()
+        future.set_result(1)
+        return future
+
+    asked = FetchRequest(bytes(16), bytes(32), consume=False, size_bytes=100, host=host)
+    deadline_s = time.monotonic() + 5.0
+    with pytest.raises(TransferError):
+        receive_offered(consumer, Fetch("key"), asked, deadline_s, pool, fail, lambda _: None)
+    assert pool.free_bytes == SIZE
+    return read
+
+
+@pytest.mark.attack("Z20")
+@pytest.mark.parametrize(
+    "session", ["10.255.255.1:12345", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1", "127.0.0.1:-1", "", ":"]
+)
+def test_no_engine_is_read_from_but_the_producers_own(
+    connected: tuple[socket.socket, socket.socket], session: str
+) -> None:
+    """Else a registered producer would have its consumers connect anywhere."""
+    assert session_read(connected, session, "127.0.0.1") == []
+
+
+@pytest.mark.attack("Z20")
+@pytest.mark.parametrize(
+    ("session", "host"),
+    [("127.0.0.1:15000", "127.0.0.1"), ("node-b:15000", "node-b"), ("127.0.0.1:15000", "node-b")],
+    ids=["its address", "its name", "the address of its name"],
+)
+def test_the_producers_engine_may_go_by_name_and_by_address(
+    connected: tuple[socket.socket, socket.socket], session: str, host: str
+) -> None:
+    assert session_read(connected, session, host) == [session]
+
+
+@pytest.mark.attack("Z20")
+def test_a_sender_that_the_operator_names_may_have_its_engine_elsewhere(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    assert session_read(connected, "10.255.255.1:12345", "") == ["10.255.255.1:12345"]
+
+
+@pytest.mark.attack("Z20")
+def test_a_producer_whose_reads_do_not_end_gets_no_other() -> None:
+    """1. a fetch is cancelled while the engine reads: the producer is asked again at once
+    2. that read does not end: nothing more is read there, but from others
+    3. it ends
+    """
+    now_s = 0.0
+    late = LateReads(lambda: now_s)
+    readings: list[Future[int]] = [Future(), Future()]
+    for reading in readings:
+        late.watch("0/1", reading)
+    late.check_producer("0/1")
+    now_s = 2.0
+    with pytest.raises(TransferError, match="0/1: 2 earlier reads there do not end"):
+        late.check_producer("0/1")
+    late.check_producer("0/2")
+    for reading in readings:
+        reading.set_result(1)
+    late.check_producer("0/1")
