@@ -329,7 +329,7 @@ class RunningHub:
                 return True
             if view.stale_since_s is not None and view.revision and time.monotonic() > began_s + _SAVED_VIEW_AFTER_S:
                 logger.warning(
-                    "hub.started_from_saved_view replicas=%d age_s=%.0f: no list came from etcd at %s; the view is stale",
+                    "hub.started_from_saved_view replicas=%d age_s=%.0f: etcd at %s gave no list; the view is stale",
                     len(view.replicas),
                     time.time() - view.stale_since_s,
                     self._endpoints,
