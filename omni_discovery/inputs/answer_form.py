@@ -20,6 +20,8 @@ from omni_discovery.inputs.form_depth import check_levels, check_rules
 #: Characters of a schema (without its signs) or a grammar; of a regular expression, or of all choices together.
 MAX_FORM: Final = 64 << 10
 MAX_TEXT: Final = 16 << 10
+#: Of them the choices, however short: vLLM's server makes an object of each.
+MAX_CHOICES: Final = 1024
 #: A bound on lengths of strings in a schema, and on all numbers of items and properties in it together.
 MAX_COUNT: Final = 1 << 16
 #: What the counts of a regular expression may add to it, in characters and classes.
@@ -111,7 +113,10 @@ def check_answer_form(what: str, form: Mapping[str, Any], budget: FormBudget | N
         _check_grammar(f"{what}.grammar", form["grammar"])
     choices = form.get("choice")
     if isinstance(choices, list | tuple):
+        if len(choices) > MAX_CHOICES:
+            raise InvalidRequestError(f"{what}.choice: {len(choices)} choices, where {MAX_CHOICES} are allowed")
         size = sum(len(choice) for choice in choices if isinstance(choice, str))
+        budget.charge(f"{what}.choice", size + len(choices))
         if size > MAX_TEXT:
             raise InvalidRequestError(f"{what}.choice: {size} characters together, where {MAX_TEXT} are allowed")
 

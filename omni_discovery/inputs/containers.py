@@ -21,6 +21,11 @@ MAX_VALUES: Final = 1 << 19
 #: Objects that a model of vLLM's server is made of, such as messages, their parts and calls: some 50 us each, for which
 #: the hub's loop waits.
 MAX_OBJECTS: Final = 4096
+#: Of them those of items, as ``/v1/responses`` has them: some 0.2 ms each, as one of the many kinds that one may be of.
+#: What is thought, the call of a tool, and its result are four together.
+MAX_ITEM_OBJECTS: Final = 2048
+#: Values of a field of which no stage takes more: some 1 us each, to find out that they are too many.
+MAX_FEW_VALUES: Final = 4096
 #: Values in messages: some 10 us each, as one of the many kinds that a part of a message may be of.
 MAX_MESSAGE_VALUES: Final = 1 << 14
 #: Numbers like 1e308, with three digits or more in the exponent: msgspec reads those near the ends of what a float can
@@ -99,6 +104,20 @@ def check_objects(parts: Iterable[bytes]) -> None:
             f"the body has more than {MAX_OBJECTS} objects beside its tools and forms, such as messages, their parts "
             "and calls: send less in one request"
         )
+
+
+def check_item_objects(items: bytes) -> None:
+    """Raise InvalidRequestError if a list of items, as JSON, has more than MAX_ITEM_OBJECTS objects."""
+    if _has_more(items, b"{", MAX_ITEM_OBJECTS):
+        raise InvalidRequestError(
+            f"input: more than {MAX_ITEM_OBJECTS} objects, such as messages, their parts, calls and results: send fewer"
+        )
+
+
+def check_few_values(what: str, value: bytes) -> None:
+    """Raise InvalidRequestError, naming the field, if one of few values has more than MAX_FEW_VALUES of them."""
+    if _has_more(value, b",", MAX_FEW_VALUES):
+        raise InvalidRequestError(f"{what}: more than {MAX_FEW_VALUES} values: give fewer")
 
 
 def check_message_values(parts: Iterable[bytes]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from omni_discovery.errors import InvalidRequestError
-from omni_discovery.inputs.answer_form import check_answer_form
+from omni_discovery.inputs.answer_form import MAX_CHOICES, check_answer_form
 from omni_discovery.inputs.seeds import SEED_BITS
 from omni_discovery.inputs.token_choices import MAX_ALLOWED_TOKENS, check_token_choices
 from omni_discovery.wire import MAX_LOGPROBS
@@ -44,7 +44,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    choice: Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICES)] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None

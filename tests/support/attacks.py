@@ -411,11 +411,19 @@ ATTACKS: Final = (
     ),
     Attack("Z21", "a reference to an object that is no hand-off, or to a hand-off by its key alone", "finds nothing"),
     Attack("Z22", "a replica that prints without an end", "cut; its supervisor goes on"),
+    Attack("Z23", "numbers that end omni why, and records by which omni chaos stops all replicas", "text; no signal"),
     Attack(
-        "Z23",
-        "numbers and names that end omni why, or have omni chaos stop all replicas",
-        "shown as text; not signalled",
+        "Z24",
+        "a streamed call of a custom tool, whose arguments are read anew with each token",
+        "read once, within 10 s",
     ),
+    Attack("Z25", "half a million empty choices for an answer's form", "1024 are the most"),
+    Attack("Z26", "thousands of functions in one namespace tool", "each counts"),
+    Attack("Z27", "a long query to be scored with sixteen thousand documents", "its tokens are not kept"),
+    Attack("Z28", "a key that was taken back, on a connection to be spoken to", "ended at the next message"),
+    Attack("Z29", "thousands of items, or of values beside the prompt, to vLLM's server", "2048 and 4096 are the most"),
+    Attack("Z30", "two long texts to be compared token by token", "in parts, apart from others' texts"),
+    Attack("Z31", "one client's long texts while others' short ones come", "a thread for short ones"),
 )
 
 #: Rows without a test, and why.

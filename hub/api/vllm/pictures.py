@@ -18,6 +18,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import mm_input, tokens_input
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
 from vllm.tokenizers.registry import tokenizer_args_from_config
 
 from hub.api.vllm.bounds.body import run_aside
@@ -80,12 +81,16 @@ def _is_not_read(_begin: bytes) -> bool:
 
 def renderer_of(config: Any) -> Any:
     """VLLM's renderer for a model, with pictures left as files."""
-    mode, *_ = tokenizer_args_from_config(config.model_config)
+    model = config.model_config
+    mode, *_ = tokenizer_args_from_config(model)
     kind = RENDERER_REGISTRY.load_renderer_cls(mode)
-    renderer = type(kind.__name__, (_LeavesPictures, kind), {})(
-        config, cached_tokenizer_from_config(config.model_config)
-    )
-    bound_tokenizers(renderer)
+    threads = model.renderer_num_workers
+    # It copies the tokenizer for each of its threads, and here is one more, which is not for all of its texts.
+    model.renderer_num_workers = threads + 1
+    renderer = type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(model))
+    model.renderer_num_workers = renderer._executor._max_workers = threads  # noqa: SLF001
+    renderer._executor.replace_inner()  # noqa: SLF001
+    bound_tokenizers(renderer, short_apart=isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin))
     return renderer
 
 

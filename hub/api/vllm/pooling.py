@@ -17,15 +17,18 @@ from starlette.routing import Route
 from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
 from vllm.entrypoints.pooling.scoring import io_processor
 from vllm.outputs import PoolingOutput, PoolingRequestOutput
+from vllm.utils.async_utils import make_async
 from vllm.utils.serial_utils import binary2tensor
 
 from hub.api.errors import error_response
 from hub.api.vllm.bounds.fan_out import announce, count_pooled, one_at_a_time
-from hub.api.vllm.bounds.texts import beginning, counted_once
+from hub.api.vllm.bounds.texts import beginning, counted_once, serve_by_turns
+from hub.api.vllm.bounds.wrapping import wrapped_once
 from hub.api.vllm.client import TASKS, OmniEngineClient, check_prompt, vllm_errors
 from omni_discovery.errors import EngineFailedError, InvalidRequestError
 
 if TYPE_CHECKING:
+    from starlette.datastructures import State
     from starlette.requests import Request
 
     from hub.async_omni import AsyncOmni
@@ -58,6 +61,9 @@ _prepares: Final = _server._preprocessing  # noqa: SLF001
 _cuts: Final = _pairs.truncate_text_to_tokens
 #: Texts of a request that are given to the renderer at once: the loop gives each some 0.1 ms.
 _AT_ONCE: Final = 256
+_compares: Final = _pairs.compute_maxsim_score
+#: Tokens of a query that are compared with all of a document's at once: each with each is 4 bytes.
+_COMPARED_AT_ONCE: Final = 256
 #: A single one: the texts of one request after the other's, and not in the thread that reads prompts.
 _thread: Final = ThreadPoolExecutor(1, "Pairs")
 
@@ -193,10 +199,26 @@ def score_beside_the_loop() -> None:
     """Have vLLM's server prepare the pairs of a request in a thread, and cut their texts at little cost.
 
     It cuts the texts of ``/score`` and ``/rerank`` to some tokens in the hub's loop, and tokenizes all of a text for
-    that, several times.
+    that, several times. With each pair of embeddings it keeps the tokens of both texts, for nobody, and it compares all
+    tokens of one text with all of the other at once.
     """
+    serve_by_turns(_thread)
     _server._preprocessing = _preprocess  # noqa: SLF001
     _pairs.truncate_text_to_tokens = _cut_text
+    _pairs.compute_maxsim_score = _compare_in_parts
+    for kind in (_pairs.BiEncoderIOProcessor, _pairs.LateInteractionIOProcessor):
+        kind._post_process = wrapped_once(kind._post_process, _without_tokens)  # noqa: SLF001
+
+
+def compare_apart(state: State) -> None:
+    """Have an application compare texts in the thread that prepares them: it takes seconds for two long ones."""
+    server = getattr(state, "serving_scores", None)
+    if server is not None:
+        server._postprocessing_async = make_async(server._postprocessing, executor=_thread)  # noqa: SLF001
+
+
+def _compare_in_parts(query: Any, document: Any) -> Any:
+    return sum(_compares(part, document) for part in query.split(_COMPARED_AT_ONCE))
 
 
 async def _preprocess(self: Any, processor: Any, ctx: Any) -> None:
@@ -216,6 +238,17 @@ async def _preprocess(self: Any, processor: Any, ctx: Any) -> None:
 
 def _same(made: Sequence[Any], _: Any) -> Sequence[Any]:
     return made
+
+
+def _without_tokens(pair: Any) -> Callable[..., Any]:
+    """A method that compares embeddings in pairs: a query has one with each of thousands of documents."""
+
+    def pair_without_tokens(self: Any, outputs: Sequence[PoolingRequestOutput], n_queries: int) -> Any:
+        for output in outputs:
+            output.prompt_token_ids = []
+        return pair(self, outputs, n_queries)
+
+    return pair_without_tokens
 
 
 def _cut_text(text: str, tokenizer: Any, max_tokens: int) -> str:

@@ -25,7 +25,7 @@ from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
 from hub.api.vllm.bounds.log_lines import remember_little
 from hub.api.vllm.bounds.numbers import write_numbers
 from hub.api.vllm.bounds.pacing import may_pace
-from hub.api.vllm.bounds.reading import bound_parsers
+from hub.api.vllm.bounds.reading import bound_custom_calls, bound_parsers
 from hub.api.vllm.bounds.whole_answers import write_in_turns
 from hub.api.vllm.client import OmniEngineClient
 from hub.api.vllm.errors import AnsweredErrors, HubHeaders
@@ -33,7 +33,7 @@ from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
-from hub.api.vllm.pooling import PoolingClient, refusing_routes, score_beside_the_loop, set_defaults
+from hub.api.vllm.pooling import PoolingClient, compare_apart, refusing_routes, score_beside_the_loop, set_defaults
 from hub.api.vllm.served_routes import close_unknown_routes
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
@@ -91,6 +91,7 @@ class VllmFrontend:
         shorten_errors(app)
         merge_in((batch_serving, completion_serving, pooling_serving))
         bound_parsers()
+        bound_custom_calls()
         bound_beams(completion_serving.OpenAIServingCompletion)
         begin_by_turns(completion_serving.OpenAIServingCompletion, pooling_serving.PoolingServing)
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
@@ -100,6 +101,7 @@ class VllmFrontend:
             raise ConfigError(f"--api-args: {essence(error)}") from error
         write_in_turns(app.router.routes, app.state)
         write_numbers(app.state)
+        compare_apart(app.state)
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)

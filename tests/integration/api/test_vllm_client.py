@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -836,6 +837,67 @@ async def test_an_answer_that_is_read_for_too_long_ends_with_an_error_and_its_re
         again = await client.post("/v1/chat/completions", json=ask)
     assert "error" not in again.text
     assert '"finish_reason":"tool_calls"' in again.text
+
+
+#: What a custom tool is given, with all that JSON escapes.
+GIVEN = "\"\N{GRINNING FACE}' \\ \n" * 20
+
+
+def call_custom(replica: FakeReplica, submit: wire.Submit) -> None:
+    """Three characters at a time, with the ends of escapes in other pieces than their begins."""
+    text = "<tool_call>\n" + json.dumps({"name": "t", "arguments": {"input": GIVEN}}) + "\n</tool_call>"
+    about = replica._about(submit)
+    replica.accept(submit)
+    for seq, begin in enumerate(range(0, len(text), 3)):
+        replica.say(wire.Chunk(**about, seq=seq, modality="text", text=text[begin : begin + 3], token_ids=(7,)))
+    replica.done(submit, -(-len(text) // 3))
+
+
+async def test_what_a_custom_tool_is_given_comes_piece_by_piece(reading_calls: Any) -> None:
+    from vllm.entrypoints.openai.responses import streaming_events
+
+    ask = {"model": "thinker", "input": "a", "stream": True, "tools": [{"type": "custom", "name": "t"}]}
+    async with serving(reading_calls, call_custom) as (client, _):
+        answer = await client.post("/v1/responses", json=ask)
+    assert hasattr(streaming_events.decode_custom_tool_input_prefix, "omni_wraps")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    pieces = [each["delta"] for each in events if each["type"] == "response.custom_tool_call_input.delta"]
+    assert len(pieces) > 10
+    assert "".join(pieces) == GIVEN
+
+
+@pytest.mark.attack("Z24")
+async def test_what_a_custom_tool_is_given_is_not_decoded_character_by_character_for_each_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. only pieces that end within an escape are left to vLLM, which takes 5 to 80 ms for 64 KB, once for each
+    2. all texts that come of them go on the one before
+    3. what never is a text takes its time, and no more than that of one answer
+    """
+    import partial_json_parser
+    from vllm.entrypoints.openai.responses import streaming_events
+    from vllm.exceptions import VLLMError
+
+    from hub.api.vllm.bounds import reading
+    from hub.api.vllm.bounds.body import Body
+
+    async def receive() -> Any:
+        return {"type": "http.request"}
+
+    reading.bound_custom_calls()
+    Body({"type": "http", "headers": []}, receive).enter()
+    asked, real = list[str](), partial_json_parser.loads
+    monkeypatch.setattr(partial_json_parser, "loads", lambda text, *more: asked.append(text) or real(text, *more))
+    whole = json.dumps({"input": GIVEN})
+    texts = [streaming_events.decode_custom_tool_input_prefix(whole[:end]) for end in range(len(whole) + 1)]
+    assert all(text.startswith(before) for before, text in pairwise(texts))
+    assert texts[-1] == GIVEN
+    within = asked[len('{"input": "') : -2]
+    assert all(re.search(r"\\(u\w{0,4})?$", text) for text in within)
+    assert streaming_events.decode_custom_tool_input_prefix('{"input": ' + "[" * 100_000) == ""
+    monkeypatch.setattr(reading, "MOST_S", 0.0)
+    with pytest.raises(VLLMError, match="too long to be read for tool calls"):
+        streaming_events.decode_custom_tool_input_prefix('{"input": "' + '\n\\"' * 1000)
 
 
 #: A parser of vLLM's searches it for the end of a call in the square of its length: for about a minute.

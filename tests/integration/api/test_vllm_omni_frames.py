@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from hub.api.door.guard import Door, Locks
+from hub.api.door.keys import KeyRing
+from omni_discovery.records.api_key import digest_of
+
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 #: Characters of the frames of one text.
 MAX_SPOKEN = 64 << 10
@@ -18,9 +22,10 @@ class Socket:
     def __init__(self, *frames: str) -> None:
         self._frames = list(frames)
         self.sent: list[Any] = []
+        self.scope: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}
         from hub.api.vllm.omni.answers import _CheckedFrames
 
-        self._checked = _CheckedFrames({"type": "websocket", "path": "/", "headers": []}, self._receive, self._send)
+        self._checked = _CheckedFrames(self.scope, self._receive, self._send)
 
     async def _receive(self) -> Any:
         return {"type": "websocket.receive", "text": self._frames.pop(0)}
@@ -28,10 +33,10 @@ class Socket:
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
 
-    async def passed(self) -> int:
-        """How many frames come through; of the next the client hears that it is closed."""
+    async def passed(self, most: int = 1 << 20) -> int:
+        """How many frames come through, or ``most``; of the next the client hears that it is closed."""
         passed = 0
-        while self._frames and (await self._checked.receive())["type"] == "websocket.receive":
+        while self._frames and passed < most and (await self._checked.receive())["type"] == "websocket.receive":
             passed += 1
         return passed
 
@@ -69,3 +74,22 @@ async def test_a_number_that_only_the_server_could_read_hides_no_text() -> None:
     socket = Socket(CONFIG, '{"type": "input.text", "text": "hidden", "x": 1e999}')
     assert await socket.passed() == 1
     assert "out of range" in socket.sent[0]["reason"]
+
+
+@pytest.mark.attack("Z28")
+async def test_a_key_that_was_taken_back_speaks_no_more() -> None:
+    """It was asked for as the connection was opened, and never again, however many texts came over it."""
+    keys = KeyRing(from_etcd=True)
+    keys.replace({"a": digest_of("a-key")})
+    socket = Socket(CONFIG, piece("one"), DONE, piece("two"), DONE)
+
+    async def speak(*_: Any) -> None:
+        assert await socket.passed(3) == 3
+        keys.replace({})
+        assert await socket.passed() == 0
+
+    socket.scope["headers"] = [(b"authorization", b"Bearer a-key")]
+    await Door(speak, Locks(keys), str, str)(socket.scope, socket._receive, socket._send)
+    (closed,) = socket.sent
+    assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
+    assert "this key opens nothing here" in closed["reason"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import product
@@ -64,6 +65,14 @@ def pool(replica: FakeReplica, submit: wire.Submit) -> None:
 
 def answer_to(replica: FakeReplica, submit: wire.Submit) -> None:
     file = npy_of(torch.tensor([len(submit.inputs["prompt_token_ids"]), 2.0]))
+    replica.chunk(submit, 0, modality="embedding", mime="application/x-npy", attachments=[file])
+    replica.done(submit, 1)
+
+
+def pool_rows(replica: FakeReplica, submit: wire.Submit) -> None:
+    """A row for each token."""
+    replica.accept(submit)
+    file = npy_of(torch.ones(len(submit.inputs["prompt_token_ids"]), 2))
     replica.chunk(submit, 0, modality="embedding", mime="application/x-npy", attachments=[file])
     replica.done(submit, 1)
 
@@ -229,3 +238,58 @@ async def test_a_request_with_too_many_texts_is_refused_before_one_is_asked(
         assert not replica.of(wire.Submit)
         for _ in range(2):
             assert (await client.post("/v1/embeddings", json={**ASK, "input": [[5]] * 3})).status_code == 200
+
+
+@pytest.mark.attack("Z27")
+@pytest.mark.parametrize("kind", ["BiEncoderIOProcessor", "LateInteractionIOProcessor"])
+async def test_a_query_is_not_kept_with_each_of_its_documents(
+    frontend: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads the tokens of a pair: with 16 383 documents, a query of 8000 of them came to a GB.
+
+    The thread that reads everybody's texts does not compare them.
+    """
+    from vllm.entrypoints.pooling.scoring import io_processor
+    from vllm.entrypoints.pooling.scoring import serving as scoring
+
+    kept: list[int] = []
+    threads: set[str] = set()
+
+    def build(self: Any, ctx: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        kept.extend(len(pair.prompt_token_ids) for pair in ctx.final_res_batch)
+        return real(self, ctx)
+
+    real = scoring.ServingScores._build_response
+    monkeypatch.setattr(scoring.ServingScores, "_build_response", build)
+    monkeypatch.setitem(scoring.ScoringIOProcessors, "bi-encoder", getattr(io_processor, kind))
+    query, documents = "1 + 1", ["2", "3 + 3", "4"]
+    async with serving(frontend, pool if kind.startswith("Bi") else pool_rows) as (client, _, _):
+        asked = {"model": "m", "input": [query, *documents]}
+        told = (await client.post("/v1/embeddings", json=asked)).json()["usage"]["prompt_tokens"]
+        answer = (await client.post("/score", json={"model": "m", "text_1": query, "text_2": documents})).json()
+        ranked = (await client.post("/rerank", json={"model": "m", "query": query, "documents": documents})).json()
+    assert len(answer["data"]) == len(ranked["results"]) == 3
+    assert answer["usage"]["prompt_tokens"] == ranked["usage"]["prompt_tokens"] == told
+    # There is a token of padding between two texts.
+    assert max(kept) <= 1
+    assert threads == {"Pairs_0"}
+
+
+@pytest.mark.attack("Z30")
+def test_two_long_texts_are_compared_in_parts(frontend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, two texts of 16 000 tokens took a GB."""
+    from vllm.entrypoints.pooling.scoring import io_processor
+
+    query, document = torch.rand(1000, 4), torch.rand(700, 4)
+    expected = torch.matmul(query, document.T).amax(dim=-1).sum()
+    real, sizes = torch.matmul, list[int]()
+
+    def multiply(one: Any, other: Any) -> Any:
+        made = real(one, other)
+        sizes.append(made.numel())
+        return made
+
+    monkeypatch.setattr(torch, "matmul", multiply)
+    assert torch.isclose(io_processor.compute_maxsim_score(query, document), expected)
+    assert max(sizes) <= 256 * 700

@@ -151,7 +151,7 @@ async def test_pairs_that_come_to_more_text_than_a_body_are_refused_and_leave_no
         assert (answer.status_code, taken_s < MOST_S) == (400, True), answer.text
         other, taken_s = await ask(client, "/score", {"model": "m", "text_1": "a", "text_2": "b"})
         assert (other.status_code, taken_s < MOST_S) == (200, True), other.text
-        waiting = app.state.engine_client.renderer._executor.submit.__self__._waiting
+        waiting = app.state.engine_client.renderer._executor.submit.__self__._of_long._waiting
         # What was given up is passed over, a job at a time.
         await until(lambda: not waiting, soon_s(1.0))
         words = "a " * 500
@@ -211,6 +211,72 @@ async def test_each_client_gets_its_turn_there_however_many_requests_another_has
     assert held.result()
     assert (done[:4].count("10.0.0.2"), len(done)) == (2, 202)
     executor.shutdown()
+
+
+@pytest.mark.attack("Z31")
+async def test_short_requests_do_not_wait_for_long_ones() -> None:
+    """One is long by its body, another becomes it by texts that were counted; all clients have the same threads."""
+    from hub.api.vllm.bounds import texts
+    from hub.api.vllm.bounds.body import Body
+
+    executor = ThreadPoolExecutor(1)
+    texts.serve_by_turns(executor, short_apart=True)
+    may_go, done = threading.Event(), list[str]()
+
+    async def of_request(name: str, body_bytes: int, characters: int) -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b" " * body_bytes}
+
+        body = Body({"type": "http", "headers": []}, receive)
+        body.enter()
+        await body.receive()
+        texts.start_http_request(10).characters = characters
+        await asyncio.get_running_loop().run_in_executor(executor, done.append, name)
+
+    held = executor.submit(may_go.wait, 10)
+    long = [
+        asyncio.create_task(of_request(*each)) for each in (("body", (64 << 10) + 1, 0), ("texts", 10, (64 << 10) + 1))
+    ]
+    async with asyncio.timeout(5):
+        await of_request("short", 64 << 10, 64 << 10)
+    assert done == ["short"]
+    may_go.set()
+    await asyncio.gather(*long)
+    assert held.result()
+    assert sorted(done) == ["body", "short", "texts"]
+    executor.shutdown()
+
+
+@pytest.mark.attack("Z31")
+async def test_a_short_text_is_read_while_a_long_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. a million characters, which take a second, are being made tokens: they had all other clients wait
+    2. short texts and chats are made tokens meanwhile, and have the tokens that they have alone
+    """
+    from transformers import TokenizersBackend
+
+    real, began, ended = TokenizersBackend._encode_plus, threading.Event(), list[int]()
+
+    def encode(self: Any, text: str, *given: Any, **options: Any) -> Any:
+        if len(text) == 1_000_000:
+            began.set()
+        made = real(self, text, *given, **options)
+        ended.append(len(text))
+        return made
+
+    more = {"max_model_len": 1 << 20, "hf_overrides": {"max_position_embeddings": 1 << 20}}
+    stage = msgspec.structs.replace(TEXT, engine_args={**TEXT.engine_args, **more})
+    asked = [{"model": "m", "prompt": f"What is 3 + {number}? "} for number in range(20)]
+    chat = {"model": "m", "messages": [{"role": "user", "content": "What is 3 + 4?"}]}
+    async with served(stage) as (_, client, _):
+        alone = [(await client.post("/tokenize", json=each)).json() for each in (*asked, chat)]
+        monkeypatch.setattr(TokenizersBackend, "_encode_plus", encode)
+        long = asyncio.create_task(client.post("/tokenize", json={"model": "m", "prompt": LONG[:1_000_000]}))
+        await until(began.is_set)
+        beside = await asyncio.gather(*(client.post("/tokenize", json=each) for each in (*asked, chat)))
+        assert len(ended) >= 21
+        assert max(ended) < 1000
+        assert (await long).status_code == 200
+    assert [each.json() for each in beside] == alone
 
 
 @pytest.mark.attack("R23")

@@ -21,6 +21,8 @@ from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestE
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
 from omni_discovery.inputs.containers import (
     check_arguments,
+    check_few_values,
+    check_item_objects,
     check_message_values,
     check_objects,
     check_text,
@@ -43,6 +45,10 @@ _NAMED: Final = ("chat_template_kwargs", "mm_processor_kwargs")
 MAX_NAMES: Final = 64
 #: The power of an answer's length by which beams are compared: beyond, it is no number any more.
 MAX_LENGTH_PENALTY: Final = 10.0
+#: Fields of which no stage takes thousands of values; the server would read any number first, on the hub's loop.
+_FEW: Final = frozenset(
+    {"stop", "stop_sequences", "stop_token_ids", "bad_words", "logit_bias", "vllm_xargs", "include", "metadata"}
+)
 #: Fields that make up the prompts; all others are said of each answer to each of them.
 _PROMPTS: Final = frozenset({"prompt", "messages", "input"})
 #: Fields of messages; and routes whose ``input`` is of them, too.
@@ -122,9 +128,7 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
         asked, parts = _decoder.decode(body), _parts_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
-    check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
-    of_messages = {*_OF_MESSAGES, "input"} if reads_items else _OF_MESSAGES
-    check_message_values(bytes(part) for name, part in parts.items() if name in of_messages)
+    _check_counts(parts, reads_items=reads_items)
     _check_arguments(parts)
     conversations = _lists_in(bytes(parts.get("messages", b"")))
     if conversations > MAX_CONVERSATIONS:
@@ -147,6 +151,16 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
     return Asked(bool(tools), prompts, any(_is_asked(parts, name) for name in _SHOW_PROMPTS))
 
 
+def _check_counts(parts: Mapping[str, msgspec.Raw], *, reads_items: bool) -> None:
+    check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
+    if reads_items:
+        check_item_objects(bytes(parts.get("input", b"")))
+    of_messages = {*_OF_MESSAGES, "input"} if reads_items else _OF_MESSAGES
+    check_message_values(bytes(part) for name, part in parts.items() if name in of_messages)
+    for name in _FEW & parts.keys():
+        check_few_values(name, bytes(parts[name]))
+
+
 def _check_arguments(parts: Mapping[str, msgspec.Raw]) -> None:
     prompts = [bytes(part) for name, part in parts.items() if name in _PROMPTS]
     try:
@@ -156,13 +170,19 @@ def _check_arguments(parts: Mapping[str, msgspec.Raw]) -> None:
 
 
 def _check_tools(tools: list[Any], budget: FormBudget) -> None:
-    # Each may take as long as one form.
-    if len(tools) > MAX_TOOLS or len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
+    # Each may take as long as one form, each of those in a namespace, too.
+    if sum(map(_tools_in, tools)) > MAX_TOOLS or len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(
             f"tools: at most {MAX_TOOLS} of {MAX_TOOLS_BYTES} bytes together are allowed: describe fewer"
         )
     for position, tool in enumerate(tools):
         check_schema(f"tools[{position}]", tool, budget)
+
+
+def _tools_in(tool: Any) -> int:
+    """How many functions a tool is: one, unless it is a namespace."""
+    inner = tool.get("tools") if isinstance(tool, dict) else None
+    return max(1, len(inner)) if isinstance(inner, list) else 1
 
 
 def _lists_in(value: bytes, *, or_texts: bool = False) -> int:
@@ -302,6 +322,11 @@ class Body:
     def client(self) -> str:
         """Whose it is."""
         return client_of(self._scope)
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of it has come."""
+        return self._read_bytes
 
     def _check_length(self, size_bytes: int) -> None:
         if size_bytes > MAX_BYTES:

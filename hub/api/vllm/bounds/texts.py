@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, replace
@@ -21,12 +21,15 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.base import BaseRenderer
 
 from hub.api.exchange import client_name, current_exchange
+from hub.api.vllm.bounds.body import body_now
 from hub.api.vllm.bounds.wrapping import wrapped_once
 
 #: Characters of all texts of one request together, as often as each is tokenized: those of the longest body.
 MAX_CHARACTERS: Final = 8 << 20
 #: Of those, what may be tokenized in the hub's loop, where everybody waits for it: some 50 ms.
 MAX_ON_THE_LOOP: Final = 64 << 10
+#: A request is short while its body has so many bytes at most, and its texts so many characters: some 0.1 s for each.
+MAX_SHORT: Final = 64 << 10
 #: A text with so many characters for each token that the model holds is tried on its begin first.
 _USUAL: Final = 8
 #: Tokens more than enough: where a text is cut, its last tokens may be others.
@@ -111,8 +114,11 @@ def counted_once(text: str) -> Iterator[None]:
         yield
 
 
-def bound_tokenizers(renderer: Any) -> None:
-    """Bound the tokenizers of this process, among them that of a renderer, and have its thread serve by turns."""
+def bound_tokenizers(renderer: Any, *, short_apart: bool = False) -> None:
+    """Bound the tokenizers of this process, among them that of a renderer, and have its thread serve by turns.
+
+    ``short_apart``: the texts of short requests have a thread of their own; that tokenizer can be used by two.
+    """
     kinds: list[Any] = [TokenizersBackend, PythonBackend]
     if renderer.tokenizer is not None:
         kinds += type(renderer.tokenizer).__mro__
@@ -124,7 +130,7 @@ def bound_tokenizers(renderer: Any) -> None:
             kind.__call__ = wrapped_once(own["__call__"], _bounded)
         if "encode" in own:
             kind.encode = wrapped_once(own["encode"], _bounded)
-    serve_by_turns(renderer._executor)  # noqa: SLF001 - vLLM's own code shares it so, too
+    serve_by_turns(renderer._executor, short_apart=short_apart)  # noqa: SLF001 - vLLM's own code shares it so, too
 
 
 def _bounded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,19 +234,31 @@ class _Job:
     call: Callable[[], Any]
 
 
-def serve_by_turns(executor: Executor) -> None:
+def serve_by_turns(executor: Executor, *, short_apart: bool = False) -> None:
     """Have an executor serve the clients in turn, and the HTTP requests of each, in their contexts.
 
     By itself it does jobs as they come: a request with ten thousand texts has all others wait. Of a request that has
-    failed none is done.
+    failed none is done. ``short_apart``: the jobs of short requests are done by a thread of their own.
     """
     if not isinstance(getattr(executor.submit, "__self__", None), _Turns):
-        executor.submit = _Turns(executor.submit).submit  # type: ignore[method-assign]
+        turns = _Turns(executor.submit)
+        if short_apart:
+            turns = _Turns(ThreadPoolExecutor(1, "ShortTexts").submit, turns)
+        executor.submit = turns.submit  # type: ignore[method-assign]
+
+
+def _is_short() -> bool:
+    """Whether the current context is that of a short request, as far as its texts are known."""
+    texts, body = _texts.get(), body_now()
+    return texts is not None and body is not None and max(body.size_bytes, texts.characters) <= MAX_SHORT
 
 
 class _Turns:
-    def __init__(self, submit: Callable[..., Any]) -> None:
+    """``of_long``: has the jobs of requests that are not short; None: they are done here, too."""
+
+    def __init__(self, submit: Callable[..., Any], of_long: _Turns | None = None) -> None:
         self._submit = submit
+        self._of_long = of_long
         self._lock = threading.Lock()
         #: The jobs that wait, of each client and request; the first of the first of the first is next.
         self._waiting: OrderedDict[str, OrderedDict[int, deque[_Job]]] = OrderedDict()
@@ -248,7 +266,11 @@ class _Turns:
     def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         """See Executor."""
         job = _Job(Future(), copy_context(), lambda: call(*args, **options))
-        texts = _texts.get()
+        self._add(job)
+        return job.future
+
+    def _add(self, job: _Job) -> None:
+        texts = job.context.get(_texts)
         with self._lock:
             of_client = self._waiting.setdefault("" if texts is None else texts.client, OrderedDict())
             of_client.setdefault(id(texts), deque()).append(job)
@@ -258,7 +280,6 @@ class _Turns:
             # It is shut down.
             job.future.cancel()
             raise
-        return job.future
 
     def _do_next(self) -> None:
         with self._lock:
@@ -269,6 +290,9 @@ class _Turns:
                 of_client[request] = jobs
             if of_client:
                 self._waiting[client] = of_client
+        if self._of_long is not None and not job.context.run(_is_short):
+            self._of_long._add(job)  # noqa: SLF001 - of the same class
+            return
         texts = job.context.get(_texts)
         if texts is not None and texts.has_failed:
             job.future.cancel()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.datastructures import MutableHeaders
 
-from hub.api.errors import NotServedError, error_response
+from hub.api.door.guard import still_opens
+from hub.api.errors import NotServedError, UnauthorizedError, error_response
 from hub.api.generation.running import stale_header
 from hub.api.vllm.bounds import fan_out, texts
 from hub.api.vllm.bounds.body import Body, check_body, checked_aside
@@ -136,7 +137,9 @@ _END: Final = "input.done"
 
 
 class _CheckedFrames:
-    """What comes over a WebSocket: frames that would cost too much, or bring files along, end it."""
+    """What comes over a WebSocket: frames that would cost too much, bring files along, or come with a key that was
+    taken back meanwhile, end it.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -148,21 +151,26 @@ class _CheckedFrames:
     async def receive(self) -> Message:
         """See ASGI."""
         message = await self._receive()
-        frame = message.get("text") if message["type"] == "websocket.receive" else None
-        if frame is not None:
-            try:
-                whole = frame.encode()
-                await checked_aside(check_body, whole, self._scope)
-                asked = decoded(whole)
-                refused = refusal_of_request(asked) or self._refusal_of_length(asked)
-            except (InvalidRequestError, OverloadedError) as error:
-                refused = str(error)
-            if refused:
-                # A reason is at most 123 bytes.
-                end = {"code": 1008, "reason": refused.encode()[:120].decode(errors="ignore")}
-                await self._send({"type": "websocket.close", **end})
-                return {"type": "websocket.disconnect", **end}
-        return message
+        if message["type"] != "websocket.receive" or not (refused := await self._refusal(message.get("text"))):
+            return message
+        # A reason is at most 123 bytes.
+        end = {"code": 1008, "reason": refused.encode()[:120].decode(errors="ignore")}
+        await self._send({"type": "websocket.close", **end})
+        return {"type": "websocket.disconnect", **end}
+
+    async def _refusal(self, frame: str | None) -> str:
+        """Why a frame is refused; empty if it is not. None is one of bytes."""
+        try:
+            if not still_opens(self._scope):
+                raise UnauthorizedError(is_missing=False)
+            if frame is None:
+                return ""
+            whole = frame.encode()
+            await checked_aside(check_body, whole, self._scope)
+            asked = decoded(whole)
+        except (InvalidRequestError, OverloadedError) as error:
+            return str(error)
+        return refusal_of_request(asked) or self._refusal_of_length(asked)
 
     def _refusal_of_length(self, asked: Mapping[str, Any]) -> str:
         kind, text = asked.get("type"), asked.get("text")

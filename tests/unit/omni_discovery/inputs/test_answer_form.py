@@ -82,6 +82,7 @@ def nested(depth: int) -> dict[str, Any]:
         ({"json": '{"maxItems": 1000000000, "minimum": NaN}'}, "form.json: not JSON"),
         ({"structural_tag": json.dumps({"structures": [{"schema": json.dumps(HUGE)}]})}, "structural_tag: schema: m"),
         ({"choice": ["a" * 500] * 1024}, "form.choice"),
+        ({"choice": [""] * 1025}, "form.choice: 1025 choices, where 1024 are allowed"),
     ],
 )
 def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: dict[str, Any], said: str) -> None:
@@ -109,6 +110,7 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"grammar": 'root ::= [%a-z] "%s" # %d'},
         {"structural_tag": '{"structures": [{"begin": "<f=g>", "schema": {}, "end": ""}], "triggers": ["<f=g>", "{"]}'},
         {"choice": ["yes", "no"], "json": None},
+        {"choice": ["a short label"] * 1024},
         {"json_object": True},
     ],
 )

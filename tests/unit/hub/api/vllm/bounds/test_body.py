@@ -71,6 +71,28 @@ def test_tools_that_were_served_before_and_one_more_form_are_fine() -> None:
     check_body(body)
 
 
+@pytest.mark.attack("Z26")
+def test_the_functions_of_namespaces_count_with_the_others() -> None:
+    """Namespaces counted as one each: of one with 8000 functions vLLM's server made models on the hub's loop."""
+    functions = [{"type": "function", "name": f"f{each}", "parameters": {"type": "object"}} for each in range(63)]
+    spaces = [{"type": "namespace", "name": name, "description": "", "tools": functions} for name in "ab"]
+    tools = [*spaces, functions[0], {"type": "namespace", "name": "empty", "description": "", "tools": []}]
+    check_body(json.dumps({"input": "a", "tools": tools}).encode())
+    with pytest.raises(InvalidRequestError, match=r"^tools: at most 128 .*: describe fewer"):
+        check_body(json.dumps({"input": "a", "tools": [*tools, functions[0]]}).encode())
+
+
+@pytest.mark.attack("Z25")
+def test_many_short_choices_are_refused() -> None:
+    """Beside a tool, vLLM's server made an object, and JSON, of each of half a million on the hub's loop."""
+    tool = {"type": "function", "function": {"name": "a", "strict": True, "parameters": {"type": "object"}}}
+    asked = {"messages": [], "tools": [tool], "structured_outputs": {"choice": ["a"] * 1024}}
+    check_body(json.dumps(asked).encode())
+    asked["structured_outputs"] = {"choice": [""] * 500_000}
+    with pytest.raises(InvalidRequestError, match="500000 choices, where 1024 are allowed"):
+        check_body(json.dumps(asked).encode())
+
+
 @pytest.mark.attack("O2")
 @pytest.mark.parametrize(("size_bytes", "is_aside"), [(100, False), (100_000, True)])
 def test_a_large_body_is_checked_beside_the_loop(size_bytes: int, is_aside: bool) -> None:
@@ -145,6 +167,40 @@ def test_objects_are_counted_beside_tools_and_forms() -> None:
     for name in ("messages", "input", "anything"):
         with pytest.raises(InvalidRequestError, match="more than 4096 objects"):
             check_body(json.dumps({**body, name: [{}] * (MAX_OBJECTS + 1)}).encode())
+
+
+@pytest.mark.attack("Z29")
+def test_items_are_fewer_than_messages() -> None:
+    """The server tries some thirty kinds for each: 4000 messages of 50 bytes took the hub's loop more than a second."""
+    call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": '{"path": "{}"}'}
+    thought = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "so {"}]}
+    result = {"type": "function_call_output", "call_id": "a", "output": "{" * 100}
+    session = json.dumps({"input": [thought, call, result] * 512}).encode()
+    check_body(session, reads_items=True)
+    items = json.dumps({"input": [{"type": "message", "role": "user", "content": "a"}] * 2049}).encode()
+    check_body(items)
+    with pytest.raises(InvalidRequestError, match=r"^input: more than 2048 objects.*: send fewer"):
+        check_body(items, reads_items=True)
+
+
+@pytest.mark.attack("Z29")
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stop_token_ids": list(range(500_000))},
+        {"stop": ["a"] * 500_000},
+        {"vllm_xargs": {"a": [1.5] * 500_000}},
+        {"logit_bias": {str(each): 1 for each in range(65_000)}},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_what_a_stage_takes_few_of_is_refused_before_it_is_read(field: dict[str, Any]) -> None:
+    """The server read them on the hub's loop, for half a second and more, and the stage refused them then."""
+    (name,) = field
+    with pytest.raises(InvalidRequestError, match=rf"^{name}: more than 4096 values: give fewer"):
+        check_body(json.dumps({"prompt": "a", **field}).encode())
+    text = ",".join("many of them, in a text" for _ in range(5000))
+    check_body(json.dumps({"prompt": [1] * 10_000, "allowed_token_ids": [1] * 10_000, name: [text] * 256}).encode())
 
 
 @pytest.mark.attack("P23")
