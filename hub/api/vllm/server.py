@@ -97,7 +97,8 @@ class VllmFrontend:
         app.router.routes[:0] = [*hub_routes(omni), *refusing_routes(tasks)]
         try:
             await init_app_state(client, app.state, self._arguments, tasks)
-        except (ValueError, VLLMError) as error:
+        except (RuntimeError, TypeError, ValueError, VLLMError) as error:
+            # A parser raises what it likes where a tokenizer does not fit it.
             raise ConfigError(f"--api-args: {essence(error)}") from error
         write_in_turns(app.router.routes, app.state)
         write_numbers(app.state)

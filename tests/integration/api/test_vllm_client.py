@@ -573,6 +573,16 @@ def test_flags_that_would_have_no_effect_are_refused(frontend: Any, flags: str, 
     assert "k-1" not in str(caught.value)
 
 
+async def test_a_parser_that_the_tokenizer_does_not_fit_is_an_error_of_the_flag() -> None:
+    with as_the_supervisor_has_it():
+        from hub.api.vllm.server import VllmFrontend
+
+        unfit = VllmFrontend(DEPLOY, "--enable-auto-tool-choice --tool-call-parser llama3_json")
+    async with running_hub(FakeReplica(speak), deploy=HUB) as omni:
+        with pytest.raises(ConfigError, match="--api-args: "):
+            await unfit.build(omni)
+
+
 @pytest.mark.attack("A10", "A28")
 async def test_no_route_of_vllms_server_is_open_without_a_key_but_its_probes(frontend: Any) -> None:
     """Every route that the server has, those that it leaves unguarded itself among them."""
