@@ -221,6 +221,7 @@ class Membership:
             self._lost.follow_view(records, view.replicas, self._now())
             self._note_all(view)
             self._replace_all(regressed=view.history != history)
+        self._tell_left_out()
         return True
 
     def check_mismatches(self) -> None:
@@ -387,6 +388,7 @@ class Membership:
         if waiting_s is not None and waiting_s <= self._now():
             self._attach_waiting()
         self.mismatched.review()
+        self._tell_left_out()
 
     def _attach_waiting(self) -> None:
         waiting, overdue = self._limits.review(self._now())
@@ -637,11 +639,11 @@ class Membership:
 
     def _should_warn(self, key: Hashable, every_s: float = math.inf) -> bool:
         """Whether a line about a record is news, and there is room for it: anybody may write thousands of records."""
-        if not self._log_once.should(key, every_s) or not self._lines.may_log():
-            return False
-        if self._lines.left_out:
+        return self._log_once.should(key, every_s) and self._lines.may_log()
+
+    def _tell_left_out(self) -> None:
+        if self._lines.left_out and self._log_once.should("left out", 1.0):
             logger.warning("replica.unusable_more count=%d: omni doctor names them", self._lines.take_left_out())
-        return True
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client

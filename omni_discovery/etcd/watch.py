@@ -18,8 +18,10 @@ from omni_discovery.kv import DeleteEvent, KeyValue, PutEvent, WatchBatch, Watch
 from omni_discovery.records.sizes import cut_value, decode_key
 
 _DELETE: Final = 1
-#: The values of a batch. Others have their turn between two: whoever writes many may be slow to read.
+#: The keys and values of a batch, and what an event counts beside them. Others have their turn between two: whoever
+#: writes many may be slow to read.
 _BATCH_BYTES: Final = 256 << 10
+_EVENT_BYTES: Final = 128
 _HAS_FRAGMENTS: Final = "fragment" in rpc.WatchCreateRequest.DESCRIPTOR.fields_by_name
 
 
@@ -52,7 +54,7 @@ def _revision(event: WatchEvent) -> int:
 
 
 def split_by_revision(events: Sequence[WatchEvent], most_bytes: int) -> Iterator[list[WatchEvent]]:
-    """Cut events in revision order into parts whose values have so many bytes, or little more; no revision is cut."""
+    """Cut events in revision order into parts of so many bytes, or little more; no revision is cut."""
     part: list[WatchEvent] = []
     size_bytes = 0
     for event in events:
@@ -60,7 +62,7 @@ def split_by_revision(events: Sequence[WatchEvent], most_bytes: int) -> Iterator
             yield part
             part, size_bytes = [], 0
         part.append(event)
-        size_bytes += len(event.item.value) if isinstance(event, PutEvent) else 0
+        size_bytes += _EVENT_BYTES + (len(event.item.key) + len(event.item.value) if isinstance(event, PutEvent) else 0)
     if part:
         yield part
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Annotated, Final
 
 import msgspec
@@ -18,6 +19,7 @@ MAX_VALUE_BYTES: Final = 96 << 10
 MAX_KEY_BYTES: Final = 512
 #: What stands in place of a longer key's rest: its length, and a digest that tells it from others with this begin.
 _CUT: Final = "... of {} bytes, {}"
+_WAS_CUT: Final = re.compile(r"(.*)\.\.\. of \d+ bytes, [0-9a-f]{16}", re.DOTALL)
 #: Commas and opening brackets of one value: what is between them costs far more memory than its bytes.
 MAX_PARTS: Final = 8192
 #: The key of a deploy document below its namespace.
@@ -45,9 +47,10 @@ def decode_key(raw: bytes) -> str:
 
 
 def begin_of_cut(key: str) -> str:
-    """The begin of a key that ``decode_key`` has cut; empty for a whole one."""
-    # Nothing shorter is cut, whatever it looks like.
-    return key.rpartition(_CUT[:7])[0] if len(key.encode()) > MAX_KEY_BYTES else ""
+    """The begin of a key that ``decode_key`` has cut, longer than any key of this project; empty for a whole key."""
+    found = _WAS_CUT.fullmatch(key)
+    # A whole key may look like a cut one.
+    return found[1] if found is not None and len(found[1].encode()) > MAX_KEY_BYTES - 4 else ""
 
 
 def cut_value(key: str, value: bytes) -> bytes:

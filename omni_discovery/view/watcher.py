@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -26,8 +27,9 @@ BAD_AGAIN_S: Final = 600.0
 _MOST_BAD_LINES: Final = 8
 _KEY_CHARS: Final = 200
 
-#: What a list may hold in its values for the table to be filled at once.
+#: What a list may hold, in keys, values and so much for each, for the table to be filled at once.
 _AT_ONCE_BYTES: Final = 2 << 20
+_ITEM_BYTES: Final = 128
 
 OnView = Callable[[View, Delta], None]
 
@@ -35,11 +37,16 @@ OnView = Callable[[View, Delta], None]
 async def fill(table: ReplicaTable, listing: Listing, at_s: float) -> Delta:
     """``table.replace``, of a long list in a thread: records may be many and slow to read, and the loop keeps leases.
 
-    Nothing else may change the table meanwhile.
+    Nothing else may change the table meanwhile, nor use it once this was cancelled: the thread goes on.
     """
-    if sum(len(item.value) for item in listing.items) <= _AT_ONCE_BYTES:
+    if sum(_ITEM_BYTES + len(item.key) + len(item.value) for item in listing.items) <= _AT_ONCE_BYTES:
         return table.replace(listing, at_s)
-    return await asyncio.to_thread(table.replace, listing, at_s)
+    # Not one of those of the loop, in which look-ups of names may hang.
+    thread = ThreadPoolExecutor(1, "view")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, table.replace, listing, at_s)
+    finally:
+        thread.shutdown(wait=False)
 
 
 class Watcher:
@@ -113,6 +120,7 @@ class Watcher:
 
     async def replace(self, listing: Listing, asked_at_s: float) -> None:
         """See WatchSink."""
+        # While the table is filled, nothing else changes it.
         self._stop_relist_alarm()
         before = self._table.snapshot()
         delta = await fill(self._table, listing, self._clock.wall_s())
@@ -177,11 +185,9 @@ class Watcher:
 
     def _log_bad(self, bad: Sequence[RecordError]) -> None:
         """Log values that can't be read: each key now and then only, and few of many."""
-        news = [each for each in bad if self._log_once.should(each.key, BAD_AGAIN_S)]
-        for _ in bad:
+        for each in bad:
             self._count("bad_value")
-        for each in news:
-            if self._bad_lines.may_log():
+            if self._log_once.should(each.key, BAD_AGAIN_S) and self._bad_lines.may_log():
                 logger.warning("watcher.bad_value key=%s reason=%s", shortened(each.key, _KEY_CHARS), each.reason)
         if self._bad_lines.left_out and self._log_once.should("bad values", 1.0):
             logger.warning("watcher.bad_values more=%d: omni doctor names them", self._bad_lines.take_left_out())

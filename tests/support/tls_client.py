@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _ssl
 import ctypes
-from ctypes import c_char_p, c_int, c_void_p
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from typing import Any, Final
 
 from tests.support.attackers import Attacker
@@ -23,6 +23,7 @@ def _load() -> Any:
         ("SSL_CTX_free", None, c_void_p),
         ("SSL_CTX_use_certificate_chain_file", c_int, c_void_p, c_char_p),
         ("SSL_CTX_use_PrivateKey_file", c_int, c_void_p, c_char_p, c_int),
+        ("SSL_CTX_set_block_padding", c_int, c_void_p, c_size_t),
         ("SSL_new", c_void_p, c_void_p),
         ("SSL_free", None, c_void_p),
         ("SSL_set_bio", None, c_void_p, c_void_p, c_void_p),
@@ -43,13 +44,17 @@ def _load() -> Any:
 class TlsClient(Attacker):
     """A connection with which TLS 1.3 stands; it checks no certificate, and reads nothing that is encrypted.
 
-    ``certificate`` is the file of its own, and that of the key.
+    ``certificate`` is the file of its own, and that of the key; records are padded to multiples of ``padding`` bytes.
     """
 
-    def __init__(self, url: str, receive_buffer: int = 0, certificate: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, receive_buffer: int = 0, certificate: tuple[str, str] | None = None, padding: int = 0
+    ) -> None:
         super().__init__(url, receive_buffer)
         self._openssl = _load()
         self._context = self._openssl.SSL_CTX_new(self._openssl.TLS_client_method())
+        if padding:
+            assert self._openssl.SSL_CTX_set_block_padding(self._context, padding) == 1
         if certificate is not None:
             chain, key = (each.encode() for each in certificate)
             assert self._openssl.SSL_CTX_use_certificate_chain_file(self._context, chain) == 1

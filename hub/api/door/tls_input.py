@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from omni_discovery.sockets.tls_records import RecordLimit
+from hub.api.door.record_limit import RecordLimit
 
 if TYPE_CHECKING:
     import socket

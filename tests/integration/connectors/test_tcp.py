@@ -482,12 +482,16 @@ def test_a_silent_client_of_tls_is_hung_up_on_too(make: Make, certificates: Cert
 
 @pytest.mark.attack("Z10")
 def test_new_keys_without_end_are_cut_off(make: Make, certificates: Certificates) -> None:
-    """A peer with a certificate sends thousands of KeyUpdates: before its request, and before it says "received"."""
+    """A peer with a certificate sends thousands of KeyUpdates: before its request, and before it says "received".
+
+    Those of the last are as long as whole messages.
+    """
     producer, consumer = make(tls=tls_of(certificates)), make(tls=tls_of(certificates, "client"))
     metadata = offer(producer, size_bytes=2 << 20) | {"consume": True}
-    for number, said in enumerate([b"", request(metadata, consume=True)], 1):
+    asked = request(metadata, consume=True)
+    for number, (said, padding) in enumerate([(b"", 0), (asked, 0), (b"", 1024), (asked, 1024)], 1):
         url = f"https://{metadata['source_host']}:{metadata['source_port']}"
-        client = TlsClient(url, certificate=(certificates.client_cert, certificates.client_key))
+        client = TlsClient(url, certificate=(certificates.client_cert, certificates.client_key), padding=padding)
         try:
             client.send(client.records(said) if said else b"")
             with contextlib.suppress(ConnectionError):

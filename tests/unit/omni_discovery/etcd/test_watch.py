@@ -11,8 +11,11 @@ def put(revision: int, size_bytes: int) -> PutEvent:
 
 
 def test_parts_have_about_so_many_bytes_and_hold_revisions_whole() -> None:
-    events = [put(1, 60), put(2, 60), put(2, 60), put(2, 60), DeleteEvent("k", 3), put(4, 300), put(5, 1), put(6, 1)]
-    parts = list(split_by_revision(events, 100))
+    sizes = [(1, 600), (2, 600), (2, 600), (2, 600)]
+    events = [*(put(*each) for each in sizes), DeleteEvent("k", 3), put(4, 3000), put(5, 1), put(6, 1)]
+    parts = list(split_by_revision(events, 1000))
     assert [event for part in parts for event in part] == events
     assert [len(part) for part in parts] == [4, 2, 2]
-    assert list(split_by_revision([], 100)) == []
+    assert list(split_by_revision([], 1000)) == []
+    deletes = [DeleteEvent("k", revision) for revision in range(100)]
+    assert [len(part) for part in split_by_revision(deletes, 1000)] == [8] * 12 + [4]

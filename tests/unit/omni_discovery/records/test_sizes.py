@@ -70,6 +70,14 @@ def test_a_key_that_is_not_cut_is_as_it_is_even_if_it_looks_cut() -> None:
     assert decode_key(b"/omni/v1/n/\xff") == "/omni/v1/n/\\xff"
 
 
+@pytest.mark.attack("Z11")
+@pytest.mark.parametrize("end", [b"\xff" * 125, b"9 bytes, " + b"0" * 16, b"9 bytes, " + b"0" * 400])
+def test_a_whole_key_that_looks_cut_has_no_begin_that_others_share(end: bytes) -> None:
+    """Operators are told to delete what has the begin of a key that was cut."""
+    key = decode_key(keys.replicas_prefix("n").encode() + b"... of " + end)
+    assert begin_of_cut(key) == ""
+
+
 @pytest.mark.attack("K4")
 def test_a_megabyte_of_lists_is_refused_before_it_is_decoded_cut_or_not() -> None:
     for value in (NESTED, cut_value(KEY, NESTED)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from omni_discovery.sockets.tls_records import RecordLimit
+from hub.api.door.record_limit import RecordLimit
 
 
 def record(size: int) -> bytes:
