@@ -110,7 +110,9 @@ def _ever_shorter(sample: ReplicaSample) -> Iterator[ReplicaSample]:
 
 def _with_most(credits_by_hub: Mapping[str, int]) -> dict[str, int]:
     by_count = sorted(credits_by_hub.items(), key=lambda each: -each[1])
-    return {**dict(by_count[:_MOST_HUBS]), _OTHER_HUBS: sum(count for _, count in by_count[_MOST_HUBS:])}
+    left_out = by_count[_MOST_HUBS:]
+    others = {_OTHER_HUBS: sum(count for _, count in left_out)} if left_out else {}
+    return {**dict(by_count[:_MOST_HUBS]), **others}
 
 
 def _cut(content: bytes) -> bytes:

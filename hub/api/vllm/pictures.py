@@ -84,14 +84,24 @@ def renderer_of(config: Any) -> Any:
     model = config.model_config
     mode, *_ = tokenizer_args_from_config(model)
     kind = RENDERER_REGISTRY.load_renderer_cls(mode)
-    threads = model.renderer_num_workers
     # It copies the tokenizer for each of its threads, and here is one more, which is not for all of its texts.
-    model.renderer_num_workers = threads + 1
-    renderer = type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(model))
-    model.renderer_num_workers = renderer._executor._max_workers = threads  # noqa: SLF001
-    renderer._executor.replace_inner()  # noqa: SLF001
+    with _one_thread_more(model):
+        renderer = type(kind.__name__, (_LeavesPictures, kind), {})(config, cached_tokenizer_from_config(model))
+    executor = renderer._executor  # noqa: SLF001
+    executor._max_workers = model.renderer_num_workers  # noqa: SLF001
+    executor.replace_inner()
     bound_tokenizers(renderer, short_apart=isinstance(renderer.tokenizer, ThreadSafeHFTokenizerMixin))
     return renderer
+
+
+@contextmanager
+def _one_thread_more(model: Any) -> Iterator[None]:
+    threads = model.renderer_num_workers
+    model.renderer_num_workers = threads + 1
+    try:
+        yield
+    finally:
+        model.renderer_num_workers = threads
 
 
 def split(prompt: Any) -> tuple[Any, tuple[bytes, ...]]:

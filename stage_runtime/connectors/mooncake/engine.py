@@ -99,8 +99,10 @@ def check_host(host: str) -> str:
 _HANDSHAKE: Final = "P2PHANDSHAKE"
 #: How many reads run at the same time; others wait. Nothing ends a read but the library, so some may stand for long.
 _THREADS: Final = 64
-#: How long a read may go on that nobody waits for before its producer gets no other.
+#: How long a read may go on that nobody waits for before it is late, and how many late ones a producer may have before
+#: it gets no other read. One client that goes away during a large read leaves a late one, and harms nobody else.
 _LATE_S: Final = 2.0
+_MOST_LATE: Final = _THREADS // 8
 #: Pools of connectors that were closed while others read from them.
 _STILL_READ: Final[list[ManagedPool]] = []
 
@@ -127,11 +129,12 @@ class LateReads:
         self._since_s: dict[str, list[float]] = {}
 
     def check_producer(self, producer: str) -> None:
-        """Raise TransferError while an older read of that producer's pool does not end."""
+        """Raise TransferError while ``_MOST_LATE`` reads of that producer's pool, or more, are late."""
+        now_s = self._clock()
         with self._lock:
-            since_s = self._since_s.get(producer)
-        if since_s and self._clock() - since_s[0] >= _LATE_S:
-            raise TransferError(f"{producer}: {len(since_s)} earlier reads there do not end, so no other is begun")
+            late = sum(now_s - since_s >= _LATE_S for since_s in self._since_s.get(producer, ()))
+        if late >= _MOST_LATE:
+            raise TransferError(f"{producer}: {late} earlier reads there do not end, so no other is begun")
 
     def watch(self, producer: str, reading: Future[int]) -> None:
         """Note a read that goes on, until it ends."""

@@ -182,7 +182,8 @@ def receive_offered(
 def _check_session(session: str, host: str, connection: socket.socket) -> None:
     """Raise TransferError for an engine elsewhere than its producer: this process would connect to any address."""
     its_host, _, port = session.rpartition(":")
-    if not port.isdecimal() or not 0 < int(port[:6]) < 65536:
+    # The length first: a number of thousands of digits would take long, or be a ValueError.
+    if not port.isdecimal() or len(port) > len("65535") or not 0 < int(port) < 65536:
         raise TransferError(f"{session!r} is no engine")
     if host and its_host not in (host, connection.getpeername()[0]):
         raise TransferError(f"the engine is said to be at {its_host!r}, and the producer is at {host!r}")

@@ -224,11 +224,6 @@ class Sweeper:
         self._slices = self._looked_at = self._swept = 0
         self._closed = False
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the folder was gone through in part."""
-        return self._scan is not None
-
     def sweep_for(self, for_s: float) -> bool:
         """Go on for so many seconds at most, then for the file that it is at; whether all was gone through.
 

@@ -40,6 +40,8 @@ _LOOKED_AT: Final = 4
 _FIRST_SWEEP_S: Final = 1.0
 _SWEEP_S: Final = 0.005
 _GO_ON_AFTER_S: Final = 1.0
+#: How long a free block lies there unused until it is released: so long at least, twice as long at most.
+_SHRINK_EVERY_S: Final = 60.0
 #: What a file takes beside its hand-off: its header, and the rest of its last page.
 _HEADROOM_BYTES: Final = 8192
 _KIB: Final = 1024
@@ -120,6 +122,8 @@ class Store:
         self._sweeper: Sweeper | None = None
         #: When the folder is swept next, or the rest of it.
         self._sweep_at_s = math.inf
+        #: When the pools are shrunk next. A time of its own: a sweep takes minutes where others flood the folder.
+        self._shrink_at_s = clock() + _SHRINK_EVERY_S
         if directory is not None:
             self._sweeper = Sweeper(directory, clock)
             self._sweep(self._sweeper, clock(), _FIRST_SWEEP_S)
@@ -231,24 +235,29 @@ class Store:
         Once a minute, also free blocks that no hand-off has used for a minute.
         """
         now_s = self._clock()
-        sweeps = now_s >= self._sweep_at_s
-        if not self._kept and not sweeps:
+        sweeps, shrinks = now_s >= self._sweep_at_s, now_s >= self._shrink_at_s
+        if not (self._kept or sweeps or shrinks):
             return
         with self._lock:
             oldest = [kept for _, kept in zip(range(look_at), self._kept.values(), strict=False)]
             gone = [self._pop(kept.edge) for kept in oldest if self._is_over(kept, now_s)]
         self._drop(*gone)
+        if shrinks:
+            self._shrink(now_s)
         if sweeps and self._sweeper is not None:
             self._sweep(self._sweeper, now_s, _SWEEP_S)
 
     def _sweep(self, sweeper: Sweeper, now_s: float, for_s: float) -> None:
         # Set first, so that other threads do not come here, too.
         self._sweep_at_s = now_s + SWEEP_EVERY_S
-        if not sweeper.is_under_way:
-            for pool in self._pools:
-                pool.shrink()
         if not sweeper.sweep_for(for_s):
             self._sweep_at_s = self._clock() + _GO_ON_AFTER_S
+
+    def _shrink(self, now_s: float) -> None:
+        # Set first, as for the sweep.
+        self._shrink_at_s = now_s + _SHRINK_EVERY_S
+        for pool in self._pools:
+            pool.shrink()
 
     def close(self) -> None:
         """Drop every hand-off and refuse new ones. Idempotent."""

@@ -8,6 +8,7 @@ import io
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -52,6 +53,28 @@ def frontend_of(deploy: DeployConfig, **engine_args: Any) -> Any:
     # The tiny model's template reads parts, which can't be told from how it is written.
     flags = "--chat-template-content-format openai"
     return VllmFrontend(msgspec.structs.replace(deploy, stages=(changed,)), flags)
+
+
+def test_a_renderer_that_can_not_be_made_leaves_the_models_settings_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hub.api.vllm import pictures
+
+    seen: list[int] = []
+
+    class Fails:
+        def __init__(self, config: Any, _tokenizer: Any) -> None:
+            seen.append(config.model_config.renderer_num_workers)
+            raise ValueError("no chat template")
+
+    registry = SimpleNamespace(load_renderer_cls=lambda _: Fails)
+    monkeypatch.setattr(pictures, "RENDERER_REGISTRY", registry)
+    monkeypatch.setattr(pictures, "tokenizer_args_from_config", lambda _: ("hf", "m"))
+    monkeypatch.setattr(pictures, "cached_tokenizer_from_config", lambda _: None)
+    config = SimpleNamespace(model_config=SimpleNamespace(renderer_num_workers=3))
+    with pytest.raises(ValueError, match="no chat template"):
+        pictures.renderer_of(config)
+    assert (seen, config.model_config.renderer_num_workers) == ([4], 3)
 
 
 @pytest.fixture(scope="module")

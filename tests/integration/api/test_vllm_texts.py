@@ -279,6 +279,48 @@ async def test_a_short_text_is_read_while_a_long_one_is(monkeypatch: pytest.Monk
     assert [each.json() for each in beside] == alone
 
 
+@pytest.mark.parametrize("short_apart", [False, True])
+@pytest.mark.parametrize("is_short", [False, True])
+def test_where_vllm_replaces_a_stuck_thread_all_that_waits_behind_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, *, is_short: bool, short_apart: bool
+) -> None:
+    """1. a chat template is stuck, and others wait behind it; vLLM gives it 30 s, then it replaces the threads
+    2. what waits is done, in turn, and what comes later; 3. the stuck one goes on: it does nothing else
+    """
+    from vllm.renderers.base import _SwappableExecutor
+
+    from hub.api.vllm.bounds import texts
+
+    monkeypatch.setattr(texts, "_is_short", lambda: is_short)
+    executor = _SwappableExecutor(1)
+    texts.serve_by_turns(executor, short_apart=short_apart)
+    began, may_end, done = threading.Event(), threading.Event(), list[tuple[int, int]]()
+
+    def template() -> int:
+        began.set()
+        may_end.wait(30)
+        return threading.get_ident()
+
+    def note(number: int) -> None:
+        done.append((number, threading.get_ident()))
+
+    stuck = executor.submit(template)
+    assert began.wait(10)
+    waiting = [executor.submit(note, number) for number in range(5)]
+    try:
+        executor.replace_inner()
+        for each in (*waiting, executor.submit(note, 5)):
+            each.result(10)
+        assert not stuck.done()
+    finally:
+        may_end.set()
+    of_stuck = stuck.result(10)
+    executor.submit(note, 6).result(10)
+    assert [number for number, _ in done] == list(range(7))
+    assert {thread for _, thread in done} ^ {of_stuck} == {done[0][1], of_stuck}
+    executor.shutdown()
+
+
 @pytest.mark.attack("R23")
 async def test_what_a_refused_or_cancelled_request_has_queued_is_not_done() -> None:
     from hub.api.vllm.bounds import texts

@@ -367,19 +367,25 @@ def test_a_producer_can_not_send_its_consumers_to_other_engines(make: Make) -> N
 
 @pytest.mark.attack("Z20")
 def test_reads_that_do_not_end_are_not_added_to(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holds a thread and a block: of one producer there are no more of them, and others are read from."""
+    """1. a client goes away during a read: its producer is read from all the same
+    2. each late read holds a thread and a block: of one producer there are eight at most, and others are read from
+    """
     producer, other, consumer = make(), make(), make()
     metadata, of_other = put(producer, "key", payload(10_000)), put(other, "key", payload(10_000))
     monkeypatch.setattr("stage_runtime.connectors.mooncake.engine._LATE_S", 0.0)
-    with monkeypatch.context() as stuck:
-        reading: Future[int] = Future()
-        stuck.setattr(consumer._engine, "read", lambda *_: reading)
-        with pytest.raises(TransferTimeoutError):
-            consumer.get("0", "1", "key", metadata | KEEP | {"timeout_s": 0.2})
-    with pytest.raises(TransferError, match="1 earlier reads there do not end"):
+    readings: list[Future[int]] = [Future() for _ in range(8)]
+    for reading in readings:
+        with monkeypatch.context() as stuck:
+            stuck.setattr(consumer._engine, "read", lambda *_, reading=reading: reading)
+            with pytest.raises(TransferTimeoutError):
+                consumer.get("0", "1", "key", metadata | KEEP | {"timeout_s": 0.2})
+        if reading is readings[0]:
+            assert consumer.get("0", "1", "key", metadata | KEEP) is not None
+    with pytest.raises(TransferError, match="8 earlier reads there do not end"):
         consumer.get("0", "1", "key", metadata | KEEP)
     assert consumer.get("0", "1", "key", of_other | KEEP) is not None
-    reading.set_result(1)
+    for reading in readings:
+        reading.set_result(1)
     assert consumer.get("0", "1", "key", metadata | KEEP) is not None
 
 

@@ -43,6 +43,12 @@ def test_a_sample_of_credits_at_very_many_hubs_names_those_with_the_most(monkeyp
     assert found.credits_by_hub == {**most, "(others)": sum(range(1, 185))}
 
 
+def test_no_other_hubs_are_named_where_none_were_left_out() -> None:
+    few = {HUB.format(number): number for number in range(1, 17)}
+    assert status_pipe._with_most(few) == few
+    assert status_pipe._with_most({}) == {}
+
+
 def test_a_sample_that_fits_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     few = ReplicaSample(stage_id=0, replica_id=3, credits_by_hub={HUB.format(number): 1 for number in range(17)})
     assert written(few, monkeypatch) == few

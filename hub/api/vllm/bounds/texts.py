@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from transformers import PythonBackend, TokenizersBackend
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.base import BaseRenderer
+from vllm.renderers.base import BaseRenderer, _SwappableExecutor  # noqa: PLC2701 - the executor of its renderers
 
 from hub.api.exchange import client_name, current_exchange
 from hub.api.vllm.bounds.body import body_now
@@ -238,13 +238,17 @@ def serve_by_turns(executor: Executor, *, short_apart: bool = False) -> None:
     """Have an executor serve the clients in turn, and the HTTP requests of each, in their contexts.
 
     By itself it does jobs as they come: a request with ten thousand texts has all others wait. Of a request that has
-    failed none is done. ``short_apart``: the jobs of short requests are done by a thread of their own.
+    failed none is done. ``short_apart``: the jobs of short requests are done by a thread of their own. Where vLLM
+    replaces the executor's threads, because a chat template is stuck, that thread is replaced, too.
     """
-    if not isinstance(getattr(executor.submit, "__self__", None), _Turns):
-        turns = _Turns(executor.submit)
-        if short_apart:
-            turns = _Turns(ThreadPoolExecutor(1, "ShortTexts").submit, turns)
-        executor.submit = turns.submit  # type: ignore[method-assign]
+    if isinstance(getattr(executor.submit, "__self__", None), _Turns):
+        return
+    turns = _Turns(executor)
+    if short_apart:
+        turns = _Turns(_SwappableExecutor(1), turns)
+    executor.submit = turns.submit  # type: ignore[method-assign]
+    if isinstance(executor, _SwappableExecutor):
+        executor.replace_inner = turns.replace_inner  # type: ignore[method-assign]
 
 
 def _is_short() -> bool:
@@ -256,10 +260,13 @@ def _is_short() -> bool:
 class _Turns:
     """``of_long``: has the jobs of requests that are not short; None: they are done here, too."""
 
-    def __init__(self, submit: Callable[..., Any], of_long: _Turns | None = None) -> None:
-        self._submit = submit
+    def __init__(self, executor: Executor, of_long: _Turns | None = None) -> None:
+        self._submit = executor.submit
+        self._replace: Callable[[], None] | None = getattr(executor, "replace_inner", None)
         self._of_long = of_long
         self._lock = threading.Lock()
+        #: How often the threads were replaced. Those of now have one call of ``_do_next`` for each job that waits.
+        self._replaced = 0
         #: The jobs that wait, of each client and request; the first of the first of the first is next.
         self._waiting: OrderedDict[str, OrderedDict[int, deque[_Job]]] = OrderedDict()
 
@@ -269,20 +276,36 @@ class _Turns:
         self._add(job)
         return job.future
 
+    def replace_inner(self) -> None:
+        """In place of _SwappableExecutor's: the new threads do also the jobs that wait behind one that is stuck."""
+        with self._lock:
+            if self._replace is not None:
+                self._replace()
+                self._replaced += 1
+                for jobs in [jobs for of_client in self._waiting.values() for jobs in of_client.values()]:
+                    for _ in jobs:
+                        self._submit(self._do_next, self._replaced)
+        if self._of_long is not None:
+            self._of_long.replace_inner()
+
     def _add(self, job: _Job) -> None:
         texts = job.context.get(_texts)
-        with self._lock:
-            of_client = self._waiting.setdefault("" if texts is None else texts.client, OrderedDict())
-            of_client.setdefault(id(texts), deque()).append(job)
         try:
-            self._submit(self._do_next)
+            # Under the lock: while the threads are being replaced, the executor takes nothing.
+            with self._lock:
+                self._submit(self._do_next, self._replaced)
+                of_client = self._waiting.setdefault("" if texts is None else texts.client, OrderedDict())
+                of_client.setdefault(id(texts), deque()).append(job)
         except RuntimeError:
             # It is shut down.
             job.future.cancel()
             raise
 
-    def _do_next(self) -> None:
+    def _do_next(self, replaced: int) -> None:
         with self._lock:
+            if replaced != self._replaced:
+                # A thread that was stuck has gone on: others have its jobs.
+                return
             client, of_client = self._waiting.popitem(last=False)
             request, jobs = of_client.popitem(last=False)
             job = jobs.popleft()

@@ -9,6 +9,7 @@ import pytest
 
 from stage_runtime.connectors.store import layout
 from stage_runtime.connectors.store.layout import Owner, Sweeper, home_path, me
+from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES
 from stage_runtime.connectors.store.store import Limits, Store
 
 
@@ -82,6 +83,28 @@ def test_a_store_sweeps_a_short_while_and_goes_on_a_second_later(tmp_path: Path)
     clock.step_s = 0.0
     store.tidy()
     assert count_of(tmp_path) == 0
+    store.close()
+
+
+@pytest.mark.attack("Z19")
+def test_free_blocks_are_released_in_time_however_long_the_sweep_takes(tmp_path: Path) -> None:
+    """1. a hand-off is dropped, and its block kept for the next; so many names lie there that no sweep ends
+    2. two minutes later the block is released
+    """
+    leave_files(tmp_path, 400)
+    clock = SteppingClock(0.01)
+    store = Store("", tmp_path, Limits(1 << 20, 1 << 20, 60.0), in_memory=False, clock=clock)
+    store.put(("0", "1", "key"), [bytes(KEPT_FROM_BYTES)], KEPT_FROM_BYTES)
+    store.cleanup("key")
+    kept_bytes = []
+    for _ in range(3):
+        kept_bytes.append(store.counts()["pool_free_bytes"])
+        clock.now_s += 60.0
+        store.tidy()
+    assert kept_bytes[0] == kept_bytes[1] >= KEPT_FROM_BYTES
+    assert kept_bytes[2] == 0
+    # The sweep is still at it.
+    assert count_of(tmp_path) > 100
     store.close()
 
 
