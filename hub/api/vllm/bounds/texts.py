@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from transformers import PythonBackend, TokenizersBackend
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers.base import BaseRenderer, _SwappableExecutor  # noqa: PLC2701 - the executor of its renderers
+from vllm.renderers.base import BaseRenderer
 
 from hub.api.exchange import client_name, current_exchange
 from hub.api.vllm.bounds.body import body_now
@@ -245,10 +245,12 @@ def serve_by_turns(executor: Executor, *, short_apart: bool = False) -> None:
         return
     turns = _Turns(executor)
     if short_apart:
-        turns = _Turns(_SwappableExecutor(1), turns)
+        # Of the same kind: one whose threads can be replaced, where this vLLM has it.
+        kind: Any = type(executor)
+        turns = _Turns(kind(1), turns)
     executor.submit = turns.submit  # type: ignore[method-assign]
-    if isinstance(executor, _SwappableExecutor):
-        executor.replace_inner = turns.replace_inner  # type: ignore[method-assign]
+    if hasattr(executor, "replace_inner"):
+        executor.replace_inner = turns.replace_inner
 
 
 def _is_short() -> bool:
@@ -277,7 +279,7 @@ class _Turns:
         return job.future
 
     def replace_inner(self) -> None:
-        """In place of _SwappableExecutor's: the new threads do also the jobs that wait behind one that is stuck."""
+        """In place of the executor's: the new threads do also the jobs that wait behind one that is stuck."""
         with self._lock:
             if self._replace is not None:
                 self._replace()
