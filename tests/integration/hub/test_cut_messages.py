@@ -118,7 +118,7 @@ async def test_a_replica_opens_to_hubs_of_the_release_before_once_one_is_registe
     """
     others = KeyPair.generate()
     with LocalReplica({KEYS.public: "hub-1", others.public: "hub-2"}) as replica:
-        first = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, CONFIG)
+        first = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, replace(CONFIG, pick_timeout_s=9.0))
         async with started_hub(first, replica.info, timeout_s=10.0):
             assert await ask(first, LONG) == LONG
             config = former_hub(monkeypatch, replica)
