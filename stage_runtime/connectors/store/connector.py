@@ -86,6 +86,8 @@ class StoringConnector(OmniConnectorBase):
             size_bytes = sum(map(len, parts))
             if size_bytes < self.threshold and not self.by_key:
                 metadata: dict[str, Any] = {"inline": b"".join(parts), "size": size_bytes}
+                # Else what a burst of large ones has left would stay for as long as all are small.
+                self._store.tidy()
             else:
                 kept = self._store.put(edge_of(from_stage, to_stage, put_key), parts, size_bytes)
                 metadata = self._described(kept)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stage_runtime.connectors import SharedMemoryConnector
 from stage_runtime.connectors.store import layout
 from stage_runtime.connectors.store.layout import Owner, Sweeper, home_path, me
 from stage_runtime.connectors.store.shm_blocks import KEPT_FROM_BYTES
@@ -131,3 +132,20 @@ def test_a_sweep_that_takes_too_many_slices_says_what_to_do(tmp_path: Path, capl
         f"shm.sweep_late folder={tmp_path} names=60: too many names lie there to go through them in time, and what "
         "ended processes left stays meanwhile; ls -l says whose they are: have that user remove them"
     ]
+
+
+def test_what_a_burst_has_left_goes_although_no_large_hand_off_comes(tmp_path: Path) -> None:
+    """1. a large hand-off is dropped, and its block kept for the next; 2. small ones follow, which lie in no block"""
+    connector = SharedMemoryConnector({"directory": str(tmp_path), "shm_threshold_bytes": 1000, "by_key": False})
+    clock = SteppingClock(0.01)
+    connector._store._clock, connector._store._shrink_at_s = clock, 60.0
+    connector.put("0", "1", "large", bytes(KEPT_FROM_BYTES))
+    connector.cleanup("large")
+    assert connector.health()["pool_free_bytes"] >= KEPT_FROM_BYTES
+    for _ in range(3):
+        clock.now_s += 61.0
+        metadata = connector.put("0", "1", "small", b"x")[2]
+        assert metadata is not None
+        assert connector.is_inline(metadata)
+    assert connector.health()["pool_free_bytes"] == 0
+    connector.close()
