@@ -52,8 +52,8 @@ class LinePace:
         self._every_s = every_s
         #: How many may be logged, and when that was so.
         self._room, self._at_s = float(at_once), now_s()
-        #: How many were left out since they were told of.
-        self.left_out = 0
+        #: How many were left out since they were told of, and when that was.
+        self._left_out, self._told_s = 0, -math.inf
 
     def may_log(self) -> bool:
         """Whether to log a line now; if not, it counts as left out."""
@@ -61,12 +61,14 @@ class LinePace:
         self._room = min(self._at_once, self._room + (now_s - self._at_s) / self._every_s)
         self._at_s = now_s
         if self._room < 1.0:
-            self.left_out += 1
+            self._left_out += 1
             return False
         self._room -= 1.0
         return True
 
     def take_left_out(self) -> int:
-        """How many lines were left out since this was asked last."""
-        count, self.left_out = self.left_out, 0
+        """How many lines to tell of that were left out; 0 also if some were told of less than ``every_s`` ago."""
+        if not self._left_out or self._now_s() - self._told_s < self._every_s:
+            return 0
+        count, self._left_out, self._told_s = self._left_out, 0, self._now_s()
         return count

@@ -642,8 +642,8 @@ class Membership:
         return self._log_once.should(key, every_s) and self._lines.may_log()
 
     def _tell_left_out(self) -> None:
-        if self._lines.left_out and self._log_once.should("left out", 1.0):
-            logger.warning("replica.unusable_more count=%d: omni doctor names them", self._lines.take_left_out())
+        if count := self._lines.take_left_out():
+            logger.warning("replica.unusable_more count=%d: omni doctor names them", count)
 
     def _serve(self, info: ReplicaInfo, client: StageClient) -> None:
         self.clients[info.input_addr] = client

@@ -189,8 +189,8 @@ class Watcher:
             self._count("bad_value")
             if self._log_once.should(each.key, BAD_AGAIN_S) and self._bad_lines.may_log():
                 logger.warning("watcher.bad_value key=%s reason=%s", shortened(each.key, _KEY_CHARS), each.reason)
-        if self._bad_lines.left_out and self._log_once.should("bad values", 1.0):
-            logger.warning("watcher.bad_values more=%d: omni doctor names them", self._bad_lines.take_left_out())
+        if more := self._bad_lines.take_left_out():
+            logger.warning("watcher.bad_values more=%d: omni doctor names them", more)
 
     def _log_refused(self, view: View) -> None:
         if view.refused_count and self._log_once.should("refused", BAD_AGAIN_S):

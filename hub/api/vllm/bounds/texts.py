@@ -284,9 +284,8 @@ class _Turns:
             if self._replace is not None:
                 self._replace()
                 self._replaced += 1
-                for jobs in [jobs for of_client in self._waiting.values() for jobs in of_client.values()]:
-                    for _ in jobs:
-                        self._submit(self._do_next, self._replaced)
+                for _ in range(sum(len(jobs) for each in self._waiting.values() for jobs in each.values())):
+                    self._submit(self._do_next, self._replaced)
         if self._of_long is not None:
             self._of_long.replace_inner()
 
