@@ -5,6 +5,7 @@ The file of a job is ``<id>.<part>``. All methods block: call them in a thread.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from hub.jobs.errors import JobFileError
+from hub.jobs.errors import JobFileError, JobStoreUnavailableError
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import check_unshared, write_private
 from omni_discovery.records.jobs import JobRecord
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"\.?(video_[0-9a-f]{32})\.[a-z0-9_.]{1,80}")
 #: A file whose job is not known is left alone for so long: its record may be about to be written.
 _ORPHAN_S: Final = 3600.0
+#: What is left of the disk, for others that write to it: so much of it, and no more than so many bytes.
+_LEFT_FREE: Final = 0.05
+_MOST_LEFT_FREE_BYTES: Final = 1 << 30
+_NO_ROOM: Final = "the disk of the job store has no room: delete videos, or wait until older ones have expired"
 
 
 class JobFolder:
@@ -41,10 +46,15 @@ class JobFolder:
             raise ConfigError(f"--job-store: {error}") from error
 
     def write_sealed(self, job: JobRecord, part: str, sealed: Sequence[bytes]) -> None:
-        """See JobStore."""
+        """See JobStore. Raise JobStoreUnavailableError where too little of the disk would be left free."""
         try:
+            # Why a job has failed is short, and told even then.
+            if not part.endswith(".error"):
+                self._check_room(sum(map(len, sealed)))
             write_private(self._file(job, part), b"".join(sealed))
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise JobStoreUnavailableError(_NO_ROOM) from error
             raise JobFileError(f"a file of the job store can't be written: {error.strerror}") from error
 
     def open_sealed(self, job: JobRecord, part: str, most_bytes: int) -> _OpenFile:
@@ -78,6 +88,12 @@ class JobFolder:
 
     def close(self) -> None:
         """See JobStore. There is nothing to end."""
+
+    def _check_room(self, size_bytes: int) -> None:
+        disk = os.statvfs(self._path)
+        left = min(int(disk.f_blocks * disk.f_frsize * _LEFT_FREE), _MOST_LEFT_FREE_BYTES)
+        if disk.f_bavail * disk.f_frsize - size_bytes < left:
+            raise JobStoreUnavailableError(_NO_ROOM)
 
     def _remove(self, only: Collection[str] | None, older_than_s: float | None, spared: Collection[str] = ()) -> int:
         removed = 0

@@ -424,6 +424,7 @@ ATTACKS: Final = (
     Attack("Z29", "thousands of items, or of values beside the prompt, to vLLM's server", "2048 and 4096 are the most"),
     Attack("Z30", "two long texts to be compared token by token", "in parts, apart from others' texts"),
     Attack("Z31", "one client's long texts while others' short ones come", "a thread for short ones"),
+    Attack("Z32", "videos, until the disk that others need is full", "some of it stays free"),
 )
 
 #: Rows without a test, and why.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hub.jobs.cipher import JobKeys, job_key_of
-from hub.jobs.errors import JobFileError
-from hub.jobs.files import REQUEST, JobFiles, video_of
+from hub.jobs.errors import JobFileError, JobStoreUnavailableError
+from hub.jobs.files import REQUEST, JobFiles, error_of_claim, video_of
 from hub.jobs.folder import JobFolder
 from omni_discovery.errors import ConfigError
 from tests.support.filming import record_of
@@ -60,6 +62,39 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     inner.chmod(mode)
     with pytest.raises(ConfigError, match="--job-store: others can write to"):
         JobFolder(tmp_path / "store", "team-a")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 4 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", path], check=False).returncode:
+        pytest.skip("mounting a disk takes a superuser")
+    yield path
+    subprocess.run(["umount", path], check=True)
+
+
+@pytest.mark.attack("Z32")
+def test_videos_leave_some_of_the_disk_free_for_others(small_disk: Path) -> None:
+    folder = files_of(small_disk)
+    folder.write_file(JOB, video_of(1), b"v" * (3 << 20))
+    for part in (REQUEST, video_of(2)):
+        with pytest.raises(JobStoreUnavailableError, match="has no room: delete videos"):
+            folder.write_file(OTHER_JOB, part, b"v" * 900_000)
+    folder.write_file(OTHER_JOB, error_of_claim(2), b"why")
+    assert files_in(small_disk) == {f"{ID}.1.video", f"{OTHER}.2.error"}
+    folder.remove_files(JOB)
+    folder.write_file(OTHER_JOB, video_of(2), b"v" * (3 << 20))
+
+
+def test_a_disk_that_is_full_is_no_defect_of_the_job(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hub.jobs.folder._LEFT_FREE", 0)
+    folder = files_of(small_disk)
+    (small_disk / "of others").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 8192))
+    with pytest.raises(JobStoreUnavailableError, match="has no room"):
+        folder.write_file(JOB, error_of_claim(1), b"v" * 200_000)
+    assert not files_in(small_disk)
 
 
 def test_a_folder_that_can_not_be_made_is_refused_with_its_name(tmp_path: Path) -> None:
