@@ -195,7 +195,8 @@ class OmniCoordClientForStage(RegistryClient):
                 for stage_id in producers.stage_ids:
                     await fill(table, await kv.list(keys.replicas_prefix(self._config.namespace, stage_id)), 0.0)
                     found += table.snapshot().replicas.values()
-                producers.apply_records(found)
+                # In a thread: what others have written may take seconds, and this loop renews the lease.
+                await asyncio.to_thread(producers.apply_records, found)
             except RegistryError as error:
                 logger.debug("producers.unknown reason=%s", error)
                 producers.read_failed()

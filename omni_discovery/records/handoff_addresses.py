@@ -18,6 +18,9 @@ ANY_PORT: Final = None
 _PORTS: Final = ("port", "zmq_port")
 #: The entry of a record's ``connectors`` that names the hosts of the engine's own KV transfer.
 KV: Final = "kv"
+#: Further hosts of a replica's KV cache that count, and the longest name of a host: others' records may have any.
+MOST_KV_HOSTS: Final = 8
+LONGEST_HOST: Final = 255
 
 
 def registered_address(info: ReplicaInfo, to_stage: int) -> Address:
@@ -47,10 +50,11 @@ def is_at(named: Address, registered: Address) -> bool:
 
 
 def kv_hosts(info: ReplicaInfo) -> frozenset[str]:
-    """The hosts at which a replica's KV cache may be fetched: its own, and those that it has registered for that."""
+    """The hosts at which a replica's KV cache may be fetched: its own, and the first it has registered for that."""
     registered = info.connectors.get(KV)
     hosts = registered.get("hosts") if isinstance(registered, Mapping) else None
-    more = [each for each in hosts if isinstance(each, str)] if isinstance(hosts, list | tuple) else []
+    listed = hosts[:MOST_KV_HOSTS] if isinstance(hosts, list | tuple) else []
+    more = [each for each in listed if isinstance(each, str) and len(each) <= LONGEST_HOST]
     return frozenset([host_of(info.input_addr), *more])
 
 

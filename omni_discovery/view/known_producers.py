@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from omni_discovery.records.handoff_addresses import ANY_PORT, Address, kv_hosts, registered_address
+from omni_discovery.records.handoff_addresses import ANY_PORT, LONGEST_HOST, Address, kv_hosts, registered_address
 from omni_discovery.records.schema import ReplicaInfo
 
 #: Addresses count for so long after they were last seen: a hand-off may outlive its producer's record.
 _KEEP_S: Final = 900.0
+#: So many are kept, those that were seen last: as many as all replicas can have.
+_MOST_PLACES: Final = 200_000
 #: The registry is read at most so often for addresses that are not known.
 _ASK_EVERY_S: Final = 1.0
 
@@ -54,14 +56,19 @@ class KnownProducers:
         self._ask = ask
 
     def apply_records(self, infos: Iterable[ReplicaInfo]) -> None:
-        """The registry was read, and holds these replicas."""
+        """The registry was read, and holds these replicas. It takes its time: call it in a thread of its own."""
         now_s = self._now()
         owners: dict[_Place, str] = {}
         for info in sorted(infos, key=lambda info: info.epoch):
             for place in self._places_of(info):
                 owners.setdefault(place, info.name)
         with self._changed:
-            kept = {place: at_s for place, at_s in self._seen_s.items() if now_s - at_s < _KEEP_S}
+            # Those that were seen last are the last.
+            former = [(place, at_s) for place, at_s in self._seen_s.items() if place not in owners]
+            room = max(0, _MOST_PLACES - len(owners))
+            kept = {
+                place: at_s for place, at_s in former[len(former) - min(len(former), room) :] if now_s - at_s < _KEEP_S
+            }
             self._seen_s = kept | dict.fromkeys(owners, now_s)
             self._owners = {place: self._owners[place] for place in kept} | owners
             self._reads += 1
@@ -118,6 +125,10 @@ class KnownProducers:
             (info.stage_id, to_stage, host, port)
             for to_stage in outward
             for host, port in [registered_address(info, to_stage)]
-            if isinstance(host, str) and isinstance(port, int | str | None)
+            if _is_short(host) and (port is None or isinstance(port, int) or _is_short(port))
         ]
         return places + [(info.stage_id, _KV, host, ANY_PORT) for host in kv_hosts(info)]
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= LONGEST_HOST

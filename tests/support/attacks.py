@@ -425,6 +425,7 @@ ATTACKS: Final = (
     Attack("Z30", "two long texts to be compared token by token", "in parts, apart from others' texts"),
     Attack("Z31", "one client's long texts while others' short ones come", "a thread for short ones"),
     Attack("Z32", "videos, until the disk that others need is full", "some of it stays free"),
+    Attack("Z33", "a producer's records with thousands of hosts, which every consumer keeps", "8 of each count"),
 )
 
 #: Rows without a test, and why.

@@ -134,3 +134,21 @@ def test_an_address_is_that_replicas_which_has_registered_it_first() -> None:
     producers.apply_records([])
     assert producers.owner_of(0, 2, HERE) == "0/9"
     assert producers.owner_of(0, 2, ("10.0.0.2", 4000)) == ""
+
+
+@pytest.mark.attack("Z33")
+def test_a_record_adds_a_few_hosts_only_and_those_seen_long_ago_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "h" * 256
+    many = record(
+        kv={"hosts": [long, *(f"ib-{number}" for number in range(8000))]}, **{"0-2": {"host": long, "port": 1}}
+    )
+    producers, _ = known(record(**{"0-2": TCP}), many)
+    assert producers.has_kv_at(0, "ib-6", 0.0)
+    assert not producers.has_kv_at(0, "ib-7", 0.0)
+    assert not producers.has_kv_at(0, long, 0.0)
+    assert not knows(producers, (long, 1))
+    monkeypatch.setattr("omni_discovery.view.known_producers._MOST_PLACES", 12)
+    others = [replace(record(kv={"hosts": [f"ib-{number}"]}), replica_id=number) for number in range(100, 110)]
+    producers.apply_records(others)
+    assert all(producers.has_kv_at(0, f"ib-{number}", 0.0) for number in range(100, 110))
+    assert not producers.has_kv_at(0, "ib-0", 0.0)
