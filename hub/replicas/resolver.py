@@ -71,8 +71,11 @@ class Resolver:
         self._timeout_s, self._ttl_s, self._now = timeout_s, ttl_s, now
         #: The one that was asked for last is the last one. All that wait or have a thread are among them.
         self._names: OrderedDict[str, _Name] = OrderedDict()
-        #: The names that wait for a thread, oldest first; and those that have one, with the moment it began.
-        self._waiting: dict[str, None] = {}
+        #: The names that wait for a thread, the slow ones apart, each with its number in the row; and those that have
+        #: a thread, with the moment it began.
+        self._waiting: OrderedDict[str, int] = OrderedDict()
+        self._slow_waiting: OrderedDict[str, int] = OrderedDict()
+        self._last_number = 0
         self._running: dict[str, float] = {}
         self._answers: queue.SimpleQueue[tuple[str, Sequence[str] | Exception]] = queue.SimpleQueue()
 
@@ -89,7 +92,7 @@ class Resolver:
         if host in self._running:
             self._note_overdue(host, name, now_s)
         elif now_s >= max(name.fresh_until_s, name.retry_at_s):
-            self._waiting[host] = None
+            self._wait(host, name)
         self._start_lookups(now_s)
         if name.addresses:
             return Resolution(name.addresses)
@@ -125,17 +128,24 @@ class Resolver:
         name.problem = problem
         name.retry_at_s = now_s + min(_MOST_RETRY_S, _FIRST_RETRY_S * 2.0 ** min(10, name.failures - 1))
 
+    def _wait(self, host: str, name: _Name) -> None:
+        # What is slow is known when a look-up ends or is overdue, so none changes while it waits.
+        waiting = self._slow_waiting if name.is_slow else self._waiting
+        if host not in waiting:
+            self._last_number += 1
+            waiting[host] = self._last_number
+
     def _start_lookups(self, now_s: float) -> None:
-        if not self._waiting:
+        if not (self._waiting or self._slow_waiting):
             return
-        for host in list(self._waiting):
-            on_time = sum(now_s - begun_s < self._timeout_s for begun_s in self._running.values())
-            if on_time >= _MOST_LOOKUPS or len(self._running) >= _MOST_THREADS:
+        on_time = sum(now_s - begun_s < self._timeout_s for begun_s in self._running.values())
+        while on_time < _MOST_LOOKUPS and len(self._running) < _MOST_THREADS:
+            rows = [self._waiting, self._slow_waiting] if len(self._running) < _MOST_OF_SLOW else [self._waiting]
+            oldest = min((row for row in rows if row), key=lambda row: next(iter(row.values())), default=None)
+            if oldest is None:
                 return
-            if self._names[host].is_slow and len(self._running) >= _MOST_OF_SLOW:
-                continue
-            del self._waiting[host]
-            self._start(host, now_s)
+            self._start(oldest.popitem(last=False)[0], now_s)
+            on_time += 1
 
     def _start(self, host: str, now_s: float) -> None:
         # A daemon: a look-up that hangs must not hold up the end of the process.
@@ -157,3 +167,4 @@ class Resolver:
         oldest = next(host for host in self._names if host not in self._running)
         del self._names[oldest]
         self._waiting.pop(oldest, None)
+        self._slow_waiting.pop(oldest, None)

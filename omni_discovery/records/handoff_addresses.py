@@ -21,6 +21,8 @@ KV: Final = "kv"
 #: Further hosts of a replica's KV cache that count, and the longest name of a host: others' records may have any.
 MOST_KV_HOSTS: Final = 8
 LONGEST_HOST: Final = 255
+#: Addresses that one reference may name: it leads to one, which some connectors say twice.
+MOST_ADDRESSES: Final = 4
 
 
 def registered_address(info: ReplicaInfo, to_stage: int) -> Address:

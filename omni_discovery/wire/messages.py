@@ -124,6 +124,8 @@ _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 _StageId = Annotated[int, msgspec.Meta(ge=0, lt=1_000_000_000)]
+#: As many stages as a deploy document may have.
+_Stages = Annotated[tuple[_StageId, ...], msgspec.Meta(max_length=256)]
 #: Hand-offs that one message of a replica may name, names of timings, and kinds of tokens that it may count: each of
 #: these costs the hub until the answer is sent, and the engines here count four.
 _MOST_PAYLOADS: Final = 4096
@@ -246,14 +248,14 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     attempt: _Count = 0
     inputs: dict[str, Any] = {}
     params: dict[str, Any] = {}
-    payloads: tuple[PayloadRef, ...] = ()
-    next_stages: tuple[_StageId, ...] = ()
+    payloads: _Payloads = ()
+    next_stages: _Stages = ()
     remaining_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 600.0
     resume: Resume | None = None
     credit: bool = False
     priority: _Priority = 0
-    stream_from: tuple[_StageId, ...] = ()
-    stream_to: tuple[_StageId, ...] = ()
+    stream_from: _Stages = ()
+    stream_to: _Stages = ()
     segmented: bool = False
     trace: _Word = ""
     label: _Label | msgspec.UnsetType = msgspec.UNSET
@@ -486,7 +488,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="upda
     attempt: _Count
     segment: _Count
     inputs: dict[str, Any] = {}
-    payloads: tuple[PayloadRef, ...] = ()
+    payloads: _Payloads = ()
     is_last: bool = False
     kept_from: _Count = 0
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import islice
 from math import inf
 from typing import Final
 
-from omni_discovery.records.handoff_addresses import named_addresses
+from omni_discovery.records.handoff_addresses import MOST_ADDRESSES, named_addresses
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.engine_loop.jobs import Fetched, HandOffs, Outcome
@@ -158,8 +159,8 @@ class HandOffFetches:
         self._running: dict[int, _Thread] = {}
         self._clock = clock
         #: Producers whose last fetch took long, the oldest first; and when a hand-off of a producer came last.
-        self._slow: dict[str, None] = {}
-        self._good_s: dict[str, float] = {}
+        self._slow: OrderedDict[str, None] = OrderedDict()
+        self._good_s: OrderedDict[str, float] = OrderedDict()
         #: Of the running ones, those whose request has ended or has got its result.
         self._forgotten: set[int] = set()
 
@@ -203,9 +204,9 @@ class HandOffFetches:
                 self._good_s.pop(producer, None)
                 self._good_s[producer] = self._clock()
         while len(self._slow) > _MOST_SLOW:
-            del self._slow[next(iter(self._slow))]
+            self._slow.popitem(last=False)
         while len(self._good_s) > _MOST_GOOD:
-            del self._good_s[next(iter(self._good_s))]
+            self._good_s.popitem(last=False)
 
     def start_due(self) -> None:
         """Start those that wait and may have a thread now; that changes with time, too."""
@@ -285,7 +286,7 @@ def _producers_of(refs: Sequence[PayloadRef]) -> frozenset[str]:
     """The addresses that hand-offs are fetched from; for those of none, such as shared memory, their stage."""
     found = set[str]()
     for ref in refs:
-        addresses = set(map(str, named_addresses(ref.metadata)))
+        addresses = set(map(str, islice(named_addresses(ref.metadata), MOST_ADDRESSES)))
         found |= addresses or {f"{_OF_STAGE}{ref.from_stage}"}
     return frozenset(found)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 from omni_discovery.deploy.document import DEFAULT_WINDOW, ConnectorConfig, DeployConfig
 from omni_discovery.deploy.trust.connector_settings import OF_REPLICA
 from omni_discovery.errors import ConfigError
-from omni_discovery.records.handoff_addresses import named_addresses, named_kv_hosts, shown
+from omni_discovery.records.handoff_addresses import MOST_ADDRESSES, named_addresses, named_kv_hosts, shown
 from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
@@ -190,7 +190,9 @@ class Payloads:
         producers, wait_s, producer = self._producers, min(timeout_s, _KNOWN_TIMEOUT_S), ""
         if producers is None:
             return producer
-        for named in named_addresses(metadata):
+        for number, named in enumerate(named_addresses(metadata)):
+            if number >= MOST_ADDRESSES:
+                raise PayloadError(f"the hand-off of stage {ref.from_stage} is said to be at too many addresses")
             if not producers.hands_over_at(ref.from_stage, ref.to_stage, named, wait_s):
                 raise PayloadError(
                     f"the hand-off of stage {ref.from_stage} is said to be at {shown(named)}, where no registered "

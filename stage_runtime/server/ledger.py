@@ -180,14 +180,15 @@ def work_of(ticket: Ticket, submit: wire.Submit, now_s: float) -> Work:
         inputs=submit.inputs,
         params=submit.params,
         payloads=submit.payloads,
-        next_stages=submit.next_stages,
+        # Each gets the hand-off once.
+        next_stages=tuple(dict.fromkeys(submit.next_stages)),
         accepted_at_s=now_s,
         deadline_s=now_s + submit.remaining_s,
         resume=submit.resume,
         priority=submit.priority,
         segment=0 if submit.segmented else None,
         stream_from=submit.stream_from,
-        stream_to=submit.stream_to,
+        stream_to=tuple(dict.fromkeys(submit.stream_to)),
         trace=submit.trace,
         client="" if submit.client is UNSET else submit.client,
     )

@@ -426,6 +426,11 @@ ATTACKS: Final = (
     Attack("Z31", "one client's long texts while others' short ones come", "a thread for short ones"),
     Attack("Z32", "videos, until the disk that others need is full", "some of it stays free"),
     Attack("Z33", "a producer's records with thousands of hosts, which every consumer keeps", "8 of each count"),
+    Attack("Z34", "names whose DNS does not answer, which a hub goes through at each dial", "the oldest is asked for"),
+    Attack("Z35", "a request that names one next stage four million times", "it gets the hand-off once"),
+    Attack("Z36", "a hand-off of billions of token ids, codes or embeddings", "counted, and not looked at"),
+    Attack("Z37", "pieces of a hand-off without end or content, read anew with each", "each read once; bounded"),
+    Attack("Z38", "a reference to a hand-off at fifty thousand addresses", "4 are the most"),
 )
 
 #: Rows without a test, and why.

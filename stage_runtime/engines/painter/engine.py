@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: A file that every folder of a diffusers pipeline holds.
 _PIPELINE_INDEX: Final = "model_index.json"
+#: Token ids of one hand-off: more than any answer has.
+_MOST_IDS: Final = 1 << 16
 
 
 def engine_for(stage: StageConfig) -> DiffusionEngine | DiffusersEngine:
@@ -207,6 +209,8 @@ def _avoided_ids(request: StageRequest) -> Any:
 def _as_ids(given: Any) -> Any:
     import torch
 
+    if hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0 and len(given) > _MOST_IDS:
+        raise InvalidRequestError(f"{len(given)} token ids were handed over; at most {_MOST_IDS} are read")
     try:
         return torch.as_tensor(given, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -23,6 +23,9 @@ _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 #: Names of the mask of valid embeddings. Pipelines with the second name also want the negative prompt's embeddings to
 #: be as many as the prompt's.
 MASK, EQUAL_MASK = "prompt_embeds_mask", "prompt_attention_mask"
+#: The most tokens of a table of embeddings, or numbers in one row, by the dimensions; and numbers in all.
+_MOST_ROWS: Final = {2: 4096, 1: 65_536}
+_MOST_NUMBERS: Final = 1 << 25
 
 _Side = Annotated[int, Meta(ge=8, le=8192)]
 
@@ -234,6 +237,8 @@ def _tensor(handed: Mapping[str, Any], name: str, dimensions: int, whose: str) -
         raise InvalidRequestError(f"{name} in {whose} can't be read: {error}") from error
     if tensor.ndim == dimensions + 1 and len(tensor) == 1:
         tensor = tensor[0]
+    if tensor.numel() > _MOST_NUMBERS or (tensor.ndim and len(tensor) > _MOST_ROWS[dimensions]):
+        raise InvalidRequestError(f"{name} in {whose} has the shape {tuple(tensor.shape)}, more than a prompt can be")
     if tensor.ndim != dimensions:
         wanted = "(tokens, size)" if dimensions == 2 else "one row"
         raise InvalidRequestError(f"{name} in {whose} has the shape {tuple(tensor.shape)}, not {wanted}")

@@ -17,13 +17,16 @@ from stage_runtime.engines.client_threads import ClientThreads, work_of
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.sampling_params import check_prompt
+from stage_runtime.engines.vllm.sampling_params import check_length, check_prompt
 
 #: Names in a hand-off that hold a prompt; the first that is there counts. Embeds only with ``enable_prompt_embeds``.
 _EMBEDS: Final = ("prompt_embeds", "hidden_states")
 _TOKENS: Final = "prompt_token_ids"
 _IDS: Final = (_TOKENS, "token_ids")
 _ITEMS: Final = "multi_modal_data"
+_PIECES: Final = "pieces"
+#: Beside these, token ids are not all that counts.
+_NOT_ALONE: Final = frozenset((_ITEMS, _PIECES))
 #: How long a step waits for a prompt, if there is nothing else to do.
 _PAUSE_S: Final = 0.002
 
@@ -237,7 +240,7 @@ def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
 
 def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
     """The prompt in these hand-offs, or pieces of one, concatenated. Raise InvalidRequestError if they hold none."""
-    parts = [part for each in handed for part in each.get("pieces", (each,))]
+    parts = [part for each in handed for part in each.get(_PIECES, (each,))]
     if not parts:
         return Prompt()
     items = _items(parts, model)
@@ -247,7 +250,7 @@ def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
                 return Prompt(embeds=_joined_embeds([part[name] for part in parts], name, model))
     for name in _IDS:
         if all(name in part for part in parts):
-            return Prompt([token_id for part in parts for token_id in _ids(part[name], name)], items=items)
+            return Prompt(_joined_ids([part[name] for part in parts], name, model), items=items)
     if all(isinstance(part.get("text"), str) for part in parts):
         return Prompt(model.bounded.encode("".join(part["text"] for part in parts)), items=items)
     names = ", ".join(sorted({name for part in parts for name in part})) or "nothing"
@@ -268,11 +271,30 @@ def _items(parts: Sequence[Mapping[str, Any]], model: Model) -> Mapping[str, Any
     return dict(items[0])
 
 
-def _ids(value: Any, name: str) -> list[int]:
+def ids_name(part: Mapping[str, Any]) -> str:
+    """The name under which a piece of a hand-off has its token ids; empty if it has none, or items or pieces, too."""
+    return next((name for name in _IDS if name in part), "") if part.keys().isdisjoint(_NOT_ALONE) else ""
+
+
+def read_ids(value: Any, name: str) -> list[int]:
+    """The token ids of a hand-off. Raise InvalidRequestError for what is none."""
     given = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(given, list | tuple) or not all(type(each) is int for each in given):
         raise InvalidRequestError(f"the hand-off's {name} must be whole numbers in one row")
     return list(given)
+
+
+def count_ids(value: Any, name: str) -> int:
+    """How many token ids a hand-off has, before any is looked at. Raise InvalidRequestError if they are in no row."""
+    if not isinstance(value, list | tuple) and getattr(value, "ndim", None) != 1:
+        raise InvalidRequestError(f"the hand-off's {name} must be whole numbers in one row")
+    return len(value)
+
+
+def _joined_ids(parts: Sequence[Any], name: str, model: Model) -> list[int]:
+    # Whoever has handed them over may have made gigabytes of them.
+    check_length(sum(count_ids(part, name) for part in parts), model.max_model_len, model.least_answer)
+    return [token_id for part in parts for token_id in read_ids(part, name)]
 
 
 def _joined_embeds(parts: Sequence[Any], name: str, model: Model) -> Any:
@@ -287,4 +309,5 @@ def _joined_embeds(parts: Sequence[Any], name: str, model: Model) -> Any:
             raise InvalidRequestError(
                 f"the hand-off's {name} has {part.shape[1]} numbers a token; the model, {model.embeds_size}"
             )
+    check_length(sum(len(part) for part in parts), model.max_model_len, model.least_answer)
     return torch.cat(list(parts)).to(model.dtype)

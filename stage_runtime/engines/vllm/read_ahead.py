@@ -9,20 +9,30 @@ to one sampling bound per piece.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.prompt import Prompt, checked_prompt, read_handed, salt_of
+from stage_runtime.engines.vllm.prompt import (
+    Prompt,
+    checked_prompt,
+    count_ids,
+    ids_name,
+    read_handed,
+    read_ids,
+    salt_of,
+)
 from stage_runtime.engines.vllm.runs import Runs
-from stage_runtime.engines.vllm.sampling_params import sampling_params
+from stage_runtime.engines.vllm.sampling_params import check_length, check_prompt, sampling_params
 
 _Handed = Mapping[str, Any]
+#: Pieces of text are read anew with all before them, but only once there are more new ones than a part of these.
+_UNREAD: Final = 8
 
 
 @dataclass(slots=True)
@@ -41,6 +51,11 @@ class PartialPrompt:
     ahead: int = 0
     #: The tokens known so far, up to the end of the first stage that has pieces left to send.
     known: list[int] = field(default_factory=list)
+    #: How many parts they were read from, and under which name; none if those were more than token ids.
+    known_from: int = 0
+    known_name: str = ""
+    #: How long the prompt is so far, where it may be one of embeds.
+    rows: int = 0
 
     @classmethod
     def of(cls, request: StageRequest, params: Any, lora: Any) -> PartialPrompt:
@@ -55,15 +70,42 @@ class PartialPrompt:
             return
         if piece is not None:
             self.parts[from_stage].append(piece)
+            # Each has a token at least, but for some.
+            if sum(map(len, self.parts.values())) > model.max_model_len:
+                raise InvalidRequestError(
+                    f"the hand-off has more pieces than this model takes tokens: {model.max_model_len}"
+                )
         if is_last:
             self.owed.discard(from_stage)
         if model.embeds_size:
             # Embeds can't be prefilled ahead.
+            self.rows += 0 if piece is None else len(read_handed([piece], model))
+            check_length(self.rows, model.max_model_len, model.least_answer)
             return
-        prompt = read_handed(self._known_parts(), model)
+        parts = self._known_parts()
+        new = parts[self.known_from :]
+        name = self.known_name or (ids_name(new[0]) if new and not self.known_from else "")
+        if name and all(ids_name(part) == name for part in new):
+            self._add_known([part[name] for part in new], name, model)
+            return
+        if not self.known_name and len(new) <= self.known_from // _UNREAD:
+            return
+        self.known_from, self.known_name = len(parts), ""
+        prompt = read_handed(parts, model)
         # A part is checked, too: a prompt can only become longer. Only vLLM knows which tokens items become.
         known = bool(len(prompt)) and prompt.items is None
         self.known = list(checked_prompt(prompt, model).token_ids) if known else []
+
+    def _add_known(self, values: Sequence[Any], name: str, model: Model) -> None:
+        """Read what has come since the last time: to read it all anew each time would take ever longer."""
+        check_length(
+            len(self.known) + sum(count_ids(each, name) for each in values), model.max_model_len, model.least_answer
+        )
+        new = [token_id for each in values for token_id in read_ids(each, name)]
+        if new:
+            check_prompt(new, model.max_model_len, model.vocab_size, model.least_answer)
+        self.known += new
+        self.known_from, self.known_name = self.known_from + len(values), name
 
     def next_ahead(self, model: Model) -> Prompt | None:
         """The known full blocks if there are new ones to prefill, else None."""

@@ -95,15 +95,20 @@ def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:
 
 def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int, least_answer: int = 1) -> None:
     """Raise InvalidRequestError for a prompt without room for ``least_answer`` tokens, or with an unknown token."""
-    if len(token_ids) + least_answer > longest:
-        answer = ", and at least one is for the answer" if least_answer else ""
-        raise InvalidRequestError(
-            f"this model's maximum context length is {longest} tokens{answer}; "
-            f"the prompt has {len(token_ids)} tokens. Make it shorter"
-        )
+    check_length(len(token_ids), longest, least_answer)
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
         # vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
         raise InvalidRequestError("a token id of the prompt is out of the vocabulary")
+
+
+def check_length(tokens: int, longest: int, least_answer: int = 1) -> None:
+    """Raise InvalidRequestError for a prompt of so many tokens, if it leaves no room for ``least_answer`` more."""
+    if tokens + least_answer > longest:
+        answer = ", and at least one is for the answer" if least_answer else ""
+        raise InvalidRequestError(
+            f"this model's maximum context length is {longest} tokens{answer}; "
+            f"the prompt has {tokens} tokens. Make it shorter"
+        )
 
 
 def _classes() -> dict[str, Any]:

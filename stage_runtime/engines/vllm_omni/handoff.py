@@ -22,6 +22,8 @@ _META: Final = "meta"
 #: Parts of a payload that are no tensors: who speaks, and how.
 _TEXTS: Final = ("speaker", "language")
 _LONGEST_TEXT: Final = 1 << 16
+#: Codes of sound, or token ids, of one payload or piece of one: an hour of sound at 25 frames of 32 codes a second.
+_MOST_VALUES: Final = 3 << 20
 _Ids = list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
 
 
@@ -100,6 +102,12 @@ def check_parts(payload: Mapping[str, Any], tensors: Mapping[str, frozenset[str]
         raise InvalidRequestError(f"the hand-off's meta: {error}") from error
 
 
+def check_count(values: Any, name: str) -> None:
+    """Raise InvalidRequestError for more values in a row than any stage makes, before they are looked at."""
+    if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 and len(values) > _MOST_VALUES:
+        raise InvalidRequestError(f"the hand-off's {name} are {len(values)} numbers; at most {_MOST_VALUES} are taken")
+
+
 def _flag(value: Any) -> Any:
     """A flag, which vLLM-Omni keeps in a tensor; any other value as it is."""
     return bool(value) if hasattr(value, "numel") and value.numel() == 1 else value
@@ -175,6 +183,7 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True):
     def _frames(self, audio: Any) -> int:
         if getattr(audio, "ndim", 1) != 1:
             raise InvalidRequestError("the hand-off's codes are whole numbers in one row")
+        check_count(audio, "codes")
         values = audio.tolist() if hasattr(audio, "tolist") else audio
         if not isinstance(values, list) or any(type(each) is not int for each in values):
             raise InvalidRequestError("the hand-off's codes are whole numbers in one row")

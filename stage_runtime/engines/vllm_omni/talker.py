@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.vllm_omni.handoff import check_parts
+from stage_runtime.engines.vllm_omni.handoff import check_count, check_parts
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
 OMNI: Final = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -96,6 +96,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
             self._rows(embed.get(name), f"embed.{name}", least=1)
 
     def _token_ids(self, value: Any, name: str) -> Sequence[int]:
+        check_count(value, name)
         given = value.tolist() if hasattr(value, "tolist") else value
         if not isinstance(given, list) or not all(type(each) is int and 0 <= each < self.vocabulary for each in given):
             raise InvalidRequestError(f"the hand-off's {name} must be token ids in one row, below {self.vocabulary}")

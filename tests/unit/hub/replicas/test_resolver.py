@@ -143,3 +143,44 @@ def test_more_names_than_are_remembered_wait_while_the_dns_hangs_and_the_last_as
     asked = [f"host-{number}" for number in range(30, 50)]
     scene.until(lambda: [scene.numbers(host) for host in asked] == [("10.0.0.1", "10.0.0.2")] * 20)
     assert not scene.resolver._waiting
+
+
+class Host(str):
+    """A name that counts how often one of them was looked for."""
+
+    __slots__ = ()
+    looked_for = 0
+
+    def __hash__(self) -> int:
+        Host.looked_for += 1
+        return super().__hash__()
+
+
+@pytest.mark.attack("Z34")
+def test_slow_names_that_wait_cost_nothing_whenever_another_is_asked_for(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. names are not answered in time  2. all of them wait for a thread, and another name is asked for"""
+    scene, slow = Scene(names), [Host(f"slow-{number}") for number in range(200)]
+    for begin in range(0, len(slow), 8):
+        some = slow[begin : begin + 8]
+        for host in some:
+            scene.problem(host)
+        scene.until(lambda some=some: set(some) <= names.waits.keys())
+        scene.now_s += 6.0
+        assert {scene.problem(host) for host in some} == {"the DNS has not answered for 5 s"}
+        names.give_up(some)
+        scene.until(lambda some=some: not scene.numbers("none") and not scene.resolver._running.keys() & set(some))
+    monkeypatch.setattr("hub.replicas.resolver._MOST_OF_SLOW", 0)
+    scene.now_s += 60.0
+    for host in slow:
+        scene.problem(host)
+    assert len(scene.resolver._slow_waiting) == len(slow)
+    Host.looked_for = 0
+    scene.until(lambda: bool(scene.numbers("good")))
+    assert Host.looked_for == 0
+    monkeypatch.undo()
+    names.waits.clear()
+    scene.numbers("good")
+    scene.until(lambda: len(names.waits) >= 8)
+    assert len(scene.resolver._slow_waiting) == len(slow) - len(scene.resolver._running)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_discovery import wire
+from omni_discovery.deploy.document import MOST_STAGES
 from omni_discovery.errors import WireError
 from omni_discovery.wire.containers import MAX_CONTAINERS_TO_REPLICA
 
@@ -383,3 +384,12 @@ def test_a_message_that_is_cut_and_was_not_put_together_decodes_for_nobody() -> 
     for decode in (wire.decode_to_replica, wire.decode_from_replica):
         with pytest.raises(WireError, match="version 2"):
             decode([table])
+
+
+@pytest.mark.attack("Z35")
+@pytest.mark.parametrize("field", ["next_stages", "stream_to", "stream_from"])
+def test_a_request_names_no_more_stages_than_a_document_has(field: str) -> None:
+    longest = wire.Submit(epoch=1, request_id="r", **{field: tuple(range(MOST_STAGES))})
+    assert wire.decode_to_replica([wire.encode(longest)]) == [longest]
+    with pytest.raises(WireError, match=field):
+        wire.decode_to_replica([wire.encode(msgspec.structs.replace(longest, **{field: (1,) * (MOST_STAGES + 1)}))])

@@ -323,3 +323,11 @@ def test_a_connector_is_asked_in_the_name_of_the_producer() -> None:
         Payloads(1, {(0, 1): Edge("c", connector)}, lambda: 0.0, producers=known).fetch([ref], 0.1)
     assert asked == ["0/-1", ""]
     assert current_producer() == ""
+
+
+@pytest.mark.attack("Z38")
+def test_a_reference_leads_to_few_addresses() -> None:
+    many = {f"{number}": {"source_host": "10.0.0.1", "source_port": 4000} for number in range(4)}
+    assert fetch(many, known=producers()) == {**many, "timeout_s": 0.1}
+    with pytest.raises(PayloadError, match="hand-off of stage 0 is said to be at too many addresses"):
+        fetch({**many, "4": many["0"]}, known=producers())

@@ -91,3 +91,12 @@ def test_work_is_due_by_our_own_clock_and_awaits_more_input_only_where_it_was_sa
     assert work_of(ticket, wire.Submit(epoch=5, request_id="r", segmented=True), 100.0).segment == 0
     assert work.client == ""
     assert work_of(ticket, wire.Submit(epoch=5, request_id="r", client="7a"), 100.0).client == "7a"
+
+
+@pytest.mark.attack("Z35")
+def test_a_next_stage_that_is_named_again_and_again_gets_its_hand_off_once() -> None:
+    ledger = Ledger()
+    ticket = ledger.open_ticket(PEER, "r", 0, 5)
+    stages = (2, 1, 2, *(1,) * 200)
+    work = work_of(ticket, wire.Submit(epoch=5, request_id="r", next_stages=stages, stream_to=stages), 0.0)
+    assert work.next_stages == work.stream_to == (2, 1)

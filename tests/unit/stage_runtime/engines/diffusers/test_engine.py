@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import torch
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError, InvalidRequestError
@@ -232,3 +234,20 @@ def test_arguments_of_the_engine_are_checked_by_name(folder: Path) -> None:
     for wrong in ({"capacity": 0}, {"dtype": "int8"}, {"no_such": 1}, {"height_px": 128}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             create_engine(stage_of(str(folder), **wrong))
+
+
+@pytest.mark.attack("Z36")
+@pytest.mark.parametrize(
+    "handed",
+    [
+        {"prompt_embeds": torch.ones(1, 8).expand(1 << 34, 8)},
+        {"prompt_embeds": torch.ones(1, 1).expand(4096, 1 << 30)},
+        {"prompt_embeds": torch.ones(4, 8), "prompt_embeds_mask": torch.ones(1).expand(1 << 34)},
+        {"prompt_embeds": torch.ones(4, 8), "pooled_prompt_embeds": torch.ones(1).expand(1 << 34)},
+    ],
+    ids=["rows", "width", "mask", "pooled"],
+)
+def test_embeddings_without_end_are_refused_before_any_is_looked_at(handed: dict[str, Any]) -> None:
+    request = msgspec.structs.replace(ask("r"), payloads={0: handed})
+    with pytest.raises(InvalidRequestError, match="more than a prompt can be"):
+        read_picture(request, replace(TRAITS, parameters=TRAITS.parameters | {"prompt_embeds"}))

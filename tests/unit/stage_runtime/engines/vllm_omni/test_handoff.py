@@ -146,3 +146,10 @@ def test_codes_are_known_of_a_decoder_whose_model_tells_them() -> None:
     drawn = SimpleNamespace(token2wav_config=SimpleNamespace(dit_config=SimpleNamespace(num_embeds=8193)))
     assert codes_of("code2wav", drawn) == Codes(groups=1, codes=8194)
     assert codes_of("code2wav", SimpleNamespace()) is None
+
+
+@pytest.mark.attack("Z36")
+def test_codes_without_end_are_refused_before_any_is_looked_at() -> None:
+    endless = torch.ones(1, dtype=torch.int8).expand(1 << 34)
+    with pytest.raises(InvalidRequestError, match="codes are 17179869184 numbers; at most 3145728 are taken"):
+        CODES.check({"codes": {"audio": endless}}, is_first=True)

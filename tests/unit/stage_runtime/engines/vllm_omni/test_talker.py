@@ -131,3 +131,10 @@ def test_a_model_says_what_its_talker_takes() -> None:
     assert talker_of("qwen3_omni_moe", SimpleNamespace(thinker_config=thinker, talker_config=voices, **ids)) == OF_3
     assert talker_of("qwen2_5_omni", SimpleNamespace(thinker_config=thinker)) == OF_2_5
     assert talker_of("qwen3_tts", SimpleNamespace()) is None
+
+
+@pytest.mark.attack("Z36")
+def test_ids_without_end_are_refused_before_any_is_looked_at() -> None:
+    endless = torch.ones(1, dtype=torch.int8).expand(1 << 34)
+    with pytest.raises(InvalidRequestError, match=r"ids\.prompt are 17179869184 numbers"):
+        OF_3.check({"ids": {"prompt": endless}}, is_first=True)
