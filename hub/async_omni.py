@@ -330,7 +330,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
     def troubles(self) -> list[ReplicaTrouble]:
         """The registered replicas that are ejected, or that don't answer though they are up, at this moment."""
         now_s, wall_s = time.monotonic(), time.time()
-        return [trouble for pool in self.releases.every for trouble in pool.core.troubles(now_s, wall_s)]
+        return [trouble for pool in self.releases.every for trouble in pool.core.troubles(now_s, wall_s).shown]
 
     def applied_revision(self) -> int:
         """The registry's revision that picks are based on. May be called from any thread."""

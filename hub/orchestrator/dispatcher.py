@@ -88,9 +88,10 @@ class Dispatcher:
             self.trials.forget(active.request.request_id, action.stage_id)
             return []
         if isinstance(step, GiveUp):
-            core = active.pools[action.stage_id].core
+            pool = active.pools[action.stage_id]
+            core = pool.core
             is_avoiding = core.all_avoided(action.avoid)
-            error = core.queue.all_avoided_error() if is_avoiding else core.queue.unavailable_error()
+            error = core.queue.all_avoided_error() if is_avoiding else core.queue.unavailable_error(pool.now())
             return [ev.StageUnavailable(action.stage_id, action.attempt, str(error))]
         cleared = [] if step.is_trial else [ev.FoundInnocent(action.stage_id, action.attempt)]
         event = self._dispatch(active, tried(action, step))

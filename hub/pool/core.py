@@ -19,14 +19,13 @@ from hub.pool.members import Members, SlowStart
 from hub.pool.outliers import Health, Outliers, OutlierState
 from hub.pool.silence import Silence
 from hub.pool.snapshots import PickSnapshots, PoolSnapshot
-from hub.pool.status import NO_FAILURES, StageStatus, troubles_of, why_absent
+from hub.pool.status import NO_FAILURES, StageStatus, Troubles, troubles_of, why_absent
 from hub.pool.wait_queue import PendingPick, Waiter, WaitQueue
 from omni_discovery.balancing.base import index_of
 from omni_discovery.balancing.policies import LeastLoadBalancer
 
 if TYPE_CHECKING:
     from omni_discovery.balancing.base import LoadBalancer, PoolIndex, Task
-    from omni_discovery.records.health import ReplicaTrouble
     from omni_discovery.records.schema import ReplicaInfo
 
 #: A replica whose send queue was full is tried again after so long.
@@ -659,11 +658,11 @@ class Pool:
         """Why the replicas that can't take work are not picked, as text; empty if every replica can."""
         return why_absent(self.members)
 
-    def troubles(self, now_s: float, wall_s: float) -> list[ReplicaTrouble]:
+    def troubles(self, now_s: float, wall_s: float) -> Troubles:
         """The registered replicas that are ejected, or that don't answer though they are up, at this moment."""
         members = self.members
         if not self.outliers.ejected and members.pickable_count == members.listed_count:
-            return []
+            return Troubles([])
         return troubles_of(members, is_panic=self.outliers.panics, now_s=now_s, wall_s=wall_s)
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hub.pool.outliers import OutlierState
 from omni_discovery.records.health import MOST_REASON, ReplicaTrouble, TroubleKind
@@ -16,8 +16,11 @@ from omni_discovery.text import one_line
 if TYPE_CHECKING:
     from hub.pool.entry import Entry
 
-#: Characters that are shown of the reason in a replica's record.
+#: Characters that are shown of the reason in a replica's record, or of another cause.
 _REASON_CHARS: Final = 200
+#: Replicas whose causes are looked at, and causes that are named: anybody may have put thousands into the registry.
+_MOST_LOOKED_AT: Final = 256
+_MOST_CAUSES: Final = 8
 #: The phase of a replica whose engine sleeps.
 ASLEEP_PHASE: Final = "asleep"
 #: A stage fails once so many requests have failed in a row, and until none has failed for so long. The pause lets
@@ -67,12 +70,15 @@ class StageStatus:
 def why_absent(entries: Iterable[Entry]) -> str:
     """The number of registered replicas and the causes why some can't take work; empty if all can."""
     listed = [entry for entry in entries if entry.listed]
-    causes = Counter(cause_absent(entry) for entry in listed if not entry.pickable)
+    absent = [entry for entry in listed if not entry.pickable]
     if not listed:
         return "none is registered"
-    if not causes:
+    if not absent:
         return ""
-    return f"{len(listed)} registered: " + ", ".join(f"{count} {cause}" for cause, count in causes.most_common())
+    causes = Counter(map(cause_absent, absent[:_MOST_LOOKED_AT])).most_common(_MOST_CAUSES)
+    others = len(absent) - sum(count for _, count in causes)
+    named = [f"{count} {cause}" for cause, count in causes] + [f"{others} for other reasons"] * bool(others)
+    return f"{len(listed)} registered: {', '.join(named)}"
 
 
 def cause_absent(entry: Entry) -> str:
@@ -88,12 +94,12 @@ def cause_absent(entry: Entry) -> str:
         details = [phase] * is_loading + [info.reason[:_REASON_CHARS]] * bool(info.reason)
         return f"{text} ({'; '.join(details)})" if details else text
     if entry.refused:
-        return f"refused ({entry.refused})"
+        return f"refused ({entry.refused[:_REASON_CHARS]})"
     if info.cordoned:
         return "cordoned"
     if info.weight <= 0:
         return "of weight 0"
-    return f"unusable ({entry.unusable})" if entry.unusable else "without a session"
+    return f"unusable ({entry.unusable[:_REASON_CHARS]})" if entry.unusable else "without a session"
 
 
 def _tens(progress: float) -> int:
@@ -105,34 +111,50 @@ def _tens(progress: float) -> int:
 _FIRST_SESSION_S: Final = 3.0
 
 
-def troubles_of(entries: Iterable[Entry], *, is_panic: bool, now_s: float, wall_s: float) -> list[ReplicaTrouble]:
+#: So many troubles of one kind are told of a pool.
+_MOST_OF_KIND: Final = 64
+
+
+class Troubles(NamedTuple):
+    """What is told of replicas in trouble, and how many more there are."""
+
+    shown: list[ReplicaTrouble]
+    more: int = 0
+
+
+def troubles_of(entries: Iterable[Entry], *, is_panic: bool, now_s: float, wall_s: float) -> Troubles:
     """The registered replicas that are ejected, or that don't answer though they are up by their record.
 
     ``now_s`` is monotonic, ``wall_s`` the same moment by the wall clock; with ``is_panic`` ejections are ignored.
     """
-    found = []
+    found: list[ReplicaTrouble] = []
+    counts: Counter[TroubleKind] = Counter()
+
+    def add(entry: Entry, kind: TroubleKind, **fields: Any) -> None:
+        counts[kind] += 1
+        if counts[kind] <= _MOST_OF_KIND:
+            found.append(_trouble(entry, kind, **fields))
+
     for entry in entries:
         if not (entry.listed and entry.info.status is ReplicaStatus.UP):
             continue
         health = entry.health
         if entry.unusable:
-            found.append(_trouble(entry, TroubleKind.UNUSABLE, reason=entry.unusable))
+            add(entry, TroubleKind.UNUSABLE, reason=entry.unusable)
         elif not entry.answers and (entry.down_reason or now_s - entry.down_since_s >= _FIRST_SESSION_S):
             since = wall_s - (now_s - entry.down_since_s)
-            found.append(_trouble(entry, TroubleKind.NO_SESSION, since=since, reason=entry.down_reason))
+            add(entry, TroubleKind.NO_SESSION, since=since, reason=entry.down_reason)
         elif health.state is not OutlierState.FINE:
             is_over = health.state is OutlierState.PROBED
-            found.append(
-                _trouble(
-                    entry,
-                    TroubleKind.PROBED if is_over else TroubleKind.EJECTED,
-                    since=wall_s - (now_s - health.ejected_at_s),
-                    until=0.0 if is_over else wall_s + health.until_s - now_s,
-                    reason=health.reason,
-                    is_picked=is_panic,
-                )
+            add(
+                entry,
+                TroubleKind.PROBED if is_over else TroubleKind.EJECTED,
+                since=wall_s - (now_s - health.ejected_at_s),
+                until=0.0 if is_over else wall_s + health.until_s - now_s,
+                reason=health.reason,
+                is_picked=is_panic,
             )
-    return found
+    return Troubles(found, counts.total() - len(found))
 
 
 #: A replica is slow that takes so many times as long as the median of the others of its stage, and so many seconds
@@ -174,7 +196,7 @@ def _median_beside(entries: Sequence[Entry], index: int) -> float:
 
 def _trouble(entry: Entry, kind: TroubleKind, **fields: Any) -> ReplicaTrouble:
     info = entry.info
-    fields["reason"] = one_line(fields["reason"])[:MOST_REASON]
+    fields["reason"] = one_line(fields["reason"][:MOST_REASON])
     return ReplicaTrouble(
         stage_id=info.stage_id,
         replica_id=info.replica_id,

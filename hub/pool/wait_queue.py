@@ -162,6 +162,10 @@ class Picker(Protocol):
         """Why the replicas that can't take work are not picked, as text."""
 
 
+#: How long the causes in an error count for the next errors, in seconds.
+_CAUSES_S: Final = 0.2
+
+
 class WaitQueue:
     """Serves the waiting picks of one pool, so that no pick waits while a slot that it can use is free."""
 
@@ -172,6 +176,8 @@ class WaitQueue:
         self.waiters: PriorityQueue[PendingPick] = PriorityQueue()
         #: The pool's ``pickable_version`` when all waiters were last tried: until it grows, none can be served.
         self._tried_version = -1
+        #: Why the replicas that can't take work are not picked, and when that was last asked, monotonic.
+        self._causes = "", float("-inf")
 
     def __len__(self) -> int:
         return self.waiters.count
@@ -236,12 +242,15 @@ class WaitQueue:
             left_s -= now_s - max(since_s, waiter.arrived_s)
         if left_s > 0:
             return left_s
-        self._fail(waiter, self.unavailable_error())
+        self._fail(waiter, self.unavailable_error(now_s))
         return None
 
-    def unavailable_error(self) -> StageUnavailableError:
+    def unavailable_error(self, now_s: float) -> StageUnavailableError:
         """The error of a pick that no replica could serve for the pick timeout."""
-        causes = self._picker.why_absent()
+        causes, at_s = self._causes
+        # The picks of a burst time out together.
+        if not 0 <= now_s - at_s < _CAUSES_S:
+            causes, _ = self._causes = self._picker.why_absent(), now_s
         text = f"no UP replica for stage {self._stage_id} after {self._timeout_s:.1f}s ({causes})"
         return StageUnavailableError(self._stage_id, text)
 

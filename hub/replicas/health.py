@@ -14,7 +14,7 @@ import msgspec
 from hub.pool.status import slow_ones
 from hub.replicas.lost import LostReplicas
 from hub.request.recent import RecentRequests
-from omni_discovery.records.health import MOST_TROUBLES, HubHealth, StageLoad, UnreadAnswers
+from omni_discovery.records.health import MOST_TROUBLES, HubHealth, StageLoad, TroubleKind, UnreadAnswers
 
 if TYPE_CHECKING:
     from hub.pool.versions import Pools
@@ -63,16 +63,19 @@ class HealthReporter:
 
     def refresh(self, now_s: float, wall_s: float) -> None:
         """Make the report of this moment, which is ``now_s`` monotonic and ``wall_s`` by the wall clock."""
-        troubles = [trouble for pool in self._pools for trouble in pool.core.troubles(now_s, wall_s)]
+        of_pools = [pool.core.troubles(now_s, wall_s) for pool in self._pools]
+        troubles = [trouble for each in of_pools for trouble in each.shown]
         troubles += self.lost.troubles(now_s, wall_s)
         for pool in self._pools:
             troubles += slow_ones(pool.core.members, now_s)
+        # Records that no hub can use may be anybody's, in thousands: they hide no others.
+        troubles.sort(key=lambda trouble: trouble.kind is TroubleKind.UNUSABLE)
         self.report = report = HubHealth(
             window_s=self.recent.window_s,
             requests=self.recent.requests(now_s),
             failures=self.recent.failures(now_s, wall_s),
             troubles=troubles[:MOST_TROUBLES],
-            more=max(0, len(troubles) - MOST_TROUBLES),
+            more=max(0, len(troubles) - MOST_TROUBLES) + sum(each.more for each in of_pools),
             loads=self._loads(now_s, wall_s),
             unread=self._unread(now_s, wall_s),
         )

@@ -135,7 +135,7 @@ class LostReplicas:
                 epoch=info.epoch,
                 kind=TroubleKind.LOST,
                 since=wall_s - (now_s - loss.at_s),
-                reason=one_line(reason)[:MOST_REASON],
+                reason=one_line(reason[:MOST_REASON]),
                 host=info.host,
                 pid=info.pid,
             )

@@ -36,7 +36,8 @@ def parse_address(addr: str) -> TcpAddress:
 
     A record must not make the hub open files or sockets of its own host, as ``ipc://`` would.
     """
-    shown = repr(addr if len(addr) <= _MOST_SHOWN else addr[:_MOST_SHOWN] + "...")
+    # In ASCII: it goes into lines and tables, of each hub and again and again.
+    shown = ascii(addr if len(addr) <= _MOST_SHOWN else addr[:_MOST_SHOWN] + "...")
     host, colon, port = addr.removeprefix(_TCP).rpartition(":")
     if not addr.startswith(_TCP) or not colon:
         raise ConfigError(f"its address {shown} can't be used: hubs connect to tcp://<host>:<port> only")

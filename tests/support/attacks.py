@@ -431,6 +431,9 @@ ATTACKS: Final = (
     Attack("Z36", "a hand-off of billions of token ids, codes or embeddings", "counted, and not looked at"),
     Attack("Z37", "pieces of a hand-off without end or content, read anew with each", "each read once; bounded"),
     Attack("Z38", "a reference to a hand-off at fifty thousand addresses", "4 are the most"),
+    Attack("Z39", "ten thousand records that no hub can use, for its report and each /ready", "some are told of"),
+    Attack("Z40", "a cookie of sixty thousand backslashes, to a probe or the dashboard", "not read"),
+    Attack("Z41", "a long text in an error, in which vLLM's server looks for paths", "1000 characters of it"),
 )
 
 #: Rows without a test, and why.

@@ -86,6 +86,8 @@ class Door:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        # Nothing behind it reads a cookie, but for libraries that do so for every request, and long for some.
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"]
         if self._locks.metrics_moved and is_metrics(scope["path"]):
             await _not_here(scope)(scope, receive, send)
             return

@@ -21,6 +21,7 @@ from vllm.exceptions import VLLMError
 
 from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.bounds.beams import bound_beams
+from hub.api.vllm.bounds.error_texts import look_through_short_texts
 from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
 from hub.api.vllm.bounds.log_lines import remember_little
 from hub.api.vllm.bounds.numbers import write_numbers
@@ -75,6 +76,7 @@ class VllmFrontend:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
         read_few_formats()
         remember_little()
+        look_through_short_texts()
         score_beside_the_loop()
         self._renderer = renderer_of(self._config)
 

@@ -86,6 +86,15 @@ def test_who_has_no_token_gets_the_empty_page_and_nothing_of_the_hub(stranger: h
     assert stranger.get("%2e%2e/routes.py").status_code == 404
 
 
+@pytest.mark.attack("Z40")
+@pytest.mark.parametrize("path", ["session", "../admin/is_sleeping"])
+def test_a_cookie_that_is_slow_to_read_is_not_read(stranger: httpx.Client, path: str) -> None:
+    """Sixty thousand of them hold a library that unquotes them for ten seconds."""
+    began_s = time.monotonic()
+    stranger.get(path, headers={"Cookie": 'a="' + "\\" * 60_000})
+    assert time.monotonic() - began_s < 5
+
+
 @pytest.mark.attack("C28")
 def test_a_cookie_looks_and_only_its_own_page_acts(served: DashboardHub, stranger: httpx.Client) -> None:
     """The cookie is all that another site, or a server at another port of this host, can send or get."""

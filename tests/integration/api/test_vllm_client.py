@@ -288,12 +288,31 @@ async def test_a_thousand_prompts_leave_the_loop_to_others(frontend: Any) -> Non
         await client.post("/v1/completions", json=ASK)
         async with longest_turn() as turn:
             answer = await client.post("/v1/completions", json=many)
-            refused = await client.post("/v1/completions", json={**many, "stop_token_ids": [123_456] * 4000})
+            refused = await client.post("/v1/completions", json={**many, "user": "x" * 100_000})
     assert len(replica.of(wire.Submit)) > 1
     assert answer.status_code in (200, 429), answer.text
     assert turn.longest_s < 0.25
     assert refused.status_code == 400
     assert "count for each of 1000 answers" in refused.text
+
+
+@pytest.mark.attack("Z41")
+@pytest.mark.parametrize("wrong", ["x" + "/a" * 8000, "x" + " " * 60_000], ids=["path", "spaces"])
+async def test_an_error_with_a_long_text_leaves_the_loop_to_others(frontend: Any, wrong: str) -> None:
+    """The server looks for paths in it: 8000 characters took five seconds."""
+    async with serving(frontend, speak) as (client, _):
+        async with longest_turn() as turn:
+            refused = await client.post("/v1/completions", json={**ASK, "model": wrong})
+        assert (refused.status_code, len(refused.text) < 3000) == (404, True)
+        assert "does not exist" in refused.text
+    assert turn.longest_s < 0.25
+
+
+@pytest.mark.attack("Z40")
+async def test_a_cookie_that_is_slow_to_read_is_not_read(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, _), longest_turn() as turn:
+        assert (await client.get("/health", headers={"Cookie": 'a="' + "\\" * 60_000})).status_code == 200
+    assert turn.longest_s < 0.25
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -19,6 +19,7 @@ from vllm_omni.entrypoints.openai import api_server as peer
 from vllm_omni.entrypoints.openai import serving_chat
 from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
+from hub.api.vllm.bounds.error_texts import look_through_short_texts
 from hub.api.vllm.bounds.fan_out import begin_by_turns
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_required, bound_tool_parser
@@ -77,6 +78,7 @@ class OmniFrontend:
         client.paces_calls = may_pace(self._arguments.tool_call_parser)
         tasks: Any = self._pipeline.tasks
         stop_at_first_errors()
+        look_through_short_texts()
         begin_by_turns(OpenAIServingCompletion, PoolingServing)
         with kept_log_levels():
             app: Any = build_app(self._arguments, tasks)

@@ -557,13 +557,13 @@ def test_a_credit_that_is_recalled_is_asked_for_again_by_who_waits() -> None:
 
 def test_a_stage_whose_replicas_are_all_fine_has_no_trouble_and_one_that_is_ejected_is_one() -> None:
     core = core_with("a", "b")
-    assert core.troubles(10.0, 1000.0) == []
+    assert core.troubles(10.0, 1000.0) == ([], 0)
     for _ in range(3):
         core.failed("tcp://a:1", 10.0)
-    (trouble,) = core.troubles(10.5, 1000.0)
+    (trouble,) = core.troubles(10.5, 1000.0).shown
     assert (trouble.since, trouble.until, trouble.is_picked) == (999.5, 1000.5, False)
     core.session_down("tcp://b:1", 10.5, "it is gone")
-    ejected, silent = core.troubles(11.5, 1000.0)
+    ejected, silent = core.troubles(11.5, 1000.0).shown
     assert (ejected.is_picked, silent.since, silent.reason) == (True, 999.0, "it is gone")
 
 

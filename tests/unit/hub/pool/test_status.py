@@ -52,9 +52,9 @@ async def test_a_replica_without_a_session_is_a_trouble_from_its_end_or_three_se
     begun_s = pool.now()
     pool.core.session_down("tcp://h:0", begun_s, "it is gone")
     pool.core.upsert(replace(UP, input_addr="tcp://h:7", replica_id=7), begun_s)
-    troubles = {each.replica_id: each.reason for each in pool.core.troubles(begun_s + 2.9, 1000.0)}
+    troubles = {each.replica_id: each.reason for each in pool.core.troubles(begun_s + 2.9, 1000.0).shown}
     assert troubles == {0: "it is gone"}
-    assert {each.replica_id for each in pool.core.troubles(begun_s + 3.1, 1000.0)} == {0, 7}
+    assert {each.replica_id for each in pool.core.troubles(begun_s + 3.1, 1000.0).shown} == {0, 7}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_ready_lists_what_is_ejected_and_turns_while_requests_fail(monkeyp
     try:
         pool = pool_of(UP, UP, UP).core
         monkeypatch.setattr(omni, "stage_status", lambda: (pool.status,))
-        monkeypatch.setattr(omni, "troubles", lambda: pool.troubles(time.monotonic(), time.time()))
+        monkeypatch.setattr(omni, "troubles", lambda: pool.troubles(time.monotonic(), time.time()).shown)
         for _ in range(3):
             pool.failed("tcp://h:1", time.monotonic(), "its engine raised")
         response = ready_response(omni)
@@ -240,6 +240,20 @@ def test_slow_is_said_only_of_those_who_have_served_enough_and_lately() -> None:
     assert (trouble.kind, trouble.replica_id, trouble.is_picked) == (TroubleKind.SLOW, 750, True)
 
 
+@pytest.mark.attack("Z39")
+def test_of_thousands_that_nobody_can_use_some_are_told_of_and_the_others_counted() -> None:
+    odd = [entry_of(replica_id=number) for number in range(1000)]
+    for entry in odd:
+        entry.pickable = False
+        entry.unusable = f"its address {entry.info.replica_id} " + "n\u0303" * 5000
+    found, more = troubles_of(odd, is_panic=False, now_s=100.0, wall_s=5000.0)
+    assert (len(found), more, {len(trouble.reason) for trouble in found}) == (64, 936, {160})
+    text = why_absent(odd)
+    assert text.startswith("1000 registered: 1 unusable (its address 0 ")
+    assert text.endswith(", 992 for other reasons")
+    assert len(text) < 8 * 300
+
+
 def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_of_weight() -> None:
     unusable, silent, fresh, ejected, probed, down, gone = (entry_of(replica_id=number) for number in range(7))
     gone.listed, gone.unusable = False, "no matter"
@@ -252,7 +266,7 @@ def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_o
     probed.health.end_ejection()
     down.info = replace(down.info, status=ReplicaStatus.DOWN)
     down.unusable = "no matter"
-    found = troubles_of(
+    found, more = troubles_of(
         [unusable, silent, fresh, ejected, probed, down, gone], is_panic=True, now_s=100.0, wall_s=5000.0
     )
     assert [(each.replica_id, each.kind, each.since, each.until, each.is_picked) for each in found] == [
@@ -261,4 +275,4 @@ def test_troubles_name_what_is_unusable_silent_ejected_or_probed_in_that_order_o
         (3, TroubleKind.EJECTED, 4999.0, 5003.0, True),
         (4, TroubleKind.PROBED, 4999.0, 0.0, True),
     ]
-    assert found[0].reason == "no key"
+    assert (found[0].reason, more) == ("no key", 0)
