@@ -434,6 +434,8 @@ ATTACKS: Final = (
     Attack("Z39", "ten thousand records that no hub can use, for its report and each /ready", "some are told of"),
     Attack("Z40", "a cookie of sixty thousand backslashes, to a probe or the dashboard", "not read"),
     Attack("Z41", "a long text in an error, in which vLLM's server looks for paths", "1000 characters of it"),
+    Attack("Z42", "hidden states of one dimension too many, of which a talker dies", "refused"),
+    Attack("Z43", "a prefill that says of its KV cache what vLLM's connector asserts", "its request fails alone"),
 )
 
 #: Rows without a test, and why.

@@ -88,7 +88,7 @@ class VllmEngine(LlmStage):
     def load(self, report: Report) -> None:
         """See Engine."""
         self._load(report, {**self._args, **self._pd.engine_args()})
-        self._pd.loaded(self._llm.vllm_config)
+        self._pd.loaded(self._llm)
         self._calls.load(self._model.tokenizer)
         required = id_of_token(self._model.tokenizer, self._handoff.require_token, f"{self._where}.require_token")
         self._handoffs = Handoffs(required)

@@ -20,6 +20,7 @@ from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.vllm.kv_params import check_kv_params
 
 #: Between two checks of whether the KV was fetched.
 _PAUSE_S: Final = 0.002
@@ -27,15 +28,6 @@ _PAUSE_S: Final = 0.002
 _KV_ROLES: Final = {PREFILL: "kv_producer", DECODE: "kv_consumer"}
 #: vLLM would fail a request whose KV does not come; the stage can as well read the prompt itself.
 _DEFAULTS: Final = {PREFILL: {}, DECODE: {"kv_load_failure_policy": "recompute"}}
-
-#: The parameters by which each connector finds the KV; without them it would silently fetch nothing.
-_NIXL: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
-_NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "NixlConnector": _NIXL,
-    "NixlPullConnector": _NIXL,
-    "NixlPushConnector": _NIXL,
-    "MooncakeConnector": ("remote_engine_id", "remote_bootstrap_addr", "transfer_id"),
-}
 
 
 class PrefillDecode:
@@ -54,6 +46,8 @@ class PrefillDecode:
         #: Parameters by which decode replicas find this one, the same for all its requests.
         self._own: dict[str, Any] = {}
         self._kv_hosts: list[str] = []
+        #: In how many groups the model's KV cache is; 0 where vLLM does not say.
+        self._groups = 0
         if self.role is None:
             return
         if self.role not in _KV_ROLES:
@@ -88,10 +82,13 @@ class PrefillDecode:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{self._where}.kv_transfer_config: {error}") from error
 
-    def loaded(self, vllm_config: Any) -> None:
-        """Called once vLLM has loaded: finds out how decode replicas reach this one."""
+    def loaded(self, llm: Any) -> None:
+        """Called once vLLM has loaded: finds out how decode replicas reach this one, or what this one fetches."""
+        if self.role == DECODE:
+            self._groups = _groups_of(llm)
         if not self.is_prefill:
             return
+        vllm_config = llm.vllm_config
         from vllm import envs
 
         self._own = {"remote_engine_id": str(vllm_config.kv_transfer_config.engine_id)}
@@ -148,11 +145,16 @@ class PrefillDecode:
         params, prompt = handed["kv_transfer_params"], handed.get("prompt_token_ids")
         if not isinstance(params, Mapping) or not isinstance(prompt, list) or not all(type(e) is int for e in prompt):
             raise PayloadError("the prefill's hand-off is damaged")
-        missing = [name for name in _NEEDED.get(self.connector, ()) if params.get(name) is None]
-        if missing:
-            raise PayloadError(f"the prefill's kv_transfer_params lack {', '.join(missing)}")
+        check_kv_params(params, self.connector, len(prompt), self._groups)
         return handed
 
     @staticmethod
     def _give(params: Any, kv_transfer_params: dict[str, Any]) -> None:
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv_transfer_params}
+
+
+def _groups_of(llm: Any) -> int:
+    """Which attribute has them differs between versions of vLLM."""
+    scheduler = getattr(getattr(llm.engine_core, "engine_core", None), "scheduler", None)
+    config = getattr(scheduler, "kv_cache_config", None)
+    return len(getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ())

@@ -76,9 +76,8 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         for name in speaker if isinstance(speaker, list) else [speaker] if speaker else []:
             self.voice(name)
         embed, hidden, ids = (_part(payload, name) for name in ("embed", "hidden_states", "ids"))
+        self._check_forms(embed, hidden, ids)
         if not is_first:
-            if "decode" in embed:
-                self._rows(embed["decode"], "embed.decode", least=1)
             return
         prompt = self._token_ids(ids.get("prompt"), "ids.prompt")
         self.check_prompt(prompt)
@@ -92,22 +91,41 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         self._rows(hidden.get("output"), "hidden_states.output", least=rows)
         if len(self._token_ids(ids.get("all"), "ids.all")) < len(prompt):
             raise InvalidRequestError("the hand-off's ids.all is shorter than its prompt")
-        for name in ("tts_bos", "tts_eos", "tts_pad"):
-            self._rows(embed.get(name), f"embed.{name}", least=1)
+        if any(embed.get(name) is None for name in _MARKS):
+            raise InvalidRequestError(f"the hand-off's embed lacks one of {', '.join(_MARKS)}")
+
+    def _check_forms(self, embed: Mapping[str, Any], hidden: Mapping[str, Any], ids: Mapping[str, Any]) -> None:
+        """Raise InvalidRequestError for anything in a payload that has not its form, be it needed there or not."""
+        for part, held in (("embed", embed), ("hidden_states", hidden), ("ids", ids)):
+            for name, value in held.items():
+                if value is None:
+                    continue
+                if part == "ids":
+                    self._token_ids(value, f"{part}.{name}")
+                elif name in _MARKS:
+                    self._check_mark(value, f"{part}.{name}")
+                elif name.endswith(_SHAPE):
+                    _check_shape(value, f"{part}.{name}")
+                else:
+                    self._rows(value, f"{part}.{name}", least=1)
 
     def _token_ids(self, value: Any, name: str) -> Sequence[int]:
         check_count(value, name)
-        given = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(given, list) or not all(type(each) is int and 0 <= each < self.vocabulary for each in given):
-            raise InvalidRequestError(f"the hand-off's {name} must be token ids in one row, below {self.vocabulary}")
-        return given
+        # vLLM-Omni adds to these lists, so that a tensor of the same numbers would end it.
+        if not isinstance(value, list) or not all(type(each) is int and 0 <= each < self.vocabulary for each in value):
+            raise InvalidRequestError(f"the hand-off's {name} must be token ids in a list, below {self.vocabulary}")
+        return value
+
+    def _check_mark(self, value: Any, name: str) -> None:
+        wanted = (1, 1, self.hidden_size)
+        if not _is_floats(value) or tuple(value.shape) != wanted:
+            raise InvalidRequestError(f"the hand-off's {name} must be floats of the shape {wanted}")
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
         shape = tuple(getattr(value, "shape", ()))
-        is_floats = hasattr(value, "is_floating_point") and value.is_floating_point()
-        is_table = len(shape) == _ROWS or (len(shape) == _ROWS + 1 and shape[1] == 1)
-        if not is_floats or not is_table or shape[-1] != self.hidden_size or shape[0] < least:
+        is_table = _is_floats(value) and len(shape) == _DIMENSIONS
+        if not is_table or shape[-1] != self.hidden_size or shape[0] < least:
             raise InvalidRequestError(
                 f"the hand-off's {name} must be floats of the shape ({least} or more, {self.hidden_size});"
                 f" it is {shape or type(value).__name__}"
@@ -115,14 +133,26 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         return int(shape[0])
 
 
-#: The dimensions of a table of hidden states; the marks of speech have one more, of size 1.
-_ROWS: Final = 2
+#: Of a table of hidden states.
+_DIMENSIONS: Final = 2
+#: The marks of speech, hidden states of one place each, and how the names of shapes end.
+_MARKS: Final = ("tts_bos", "tts_eos", "tts_pad")
+_SHAPE: Final = "_shape"
 #: What a thinker hands over, by part of its payload.
 _OF_TALKERS: Final = {
     "embed": frozenset(("prefill", "prefill_shape", "decode", "tts_bos", "tts_eos", "tts_pad")),
     "hidden_states": frozenset(("output", "output_shape")),
     "ids": frozenset(("prompt", "all", "output")),
 }
+
+
+def _is_floats(value: Any) -> bool:
+    return hasattr(value, "is_floating_point") and bool(value.is_floating_point())
+
+
+def _check_shape(value: Any, name: str) -> None:
+    if not isinstance(value, list) or len(value) > _DIMENSIONS + 1 or not all(type(each) is int for each in value):
+        raise InvalidRequestError(f"the hand-off's {name} must be a few whole numbers in a list")
 
 
 def _part(payload: Mapping[str, Any], name: str) -> Mapping[str, Any]:

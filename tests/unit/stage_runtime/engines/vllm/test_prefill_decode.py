@@ -139,6 +139,48 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
         part("decode").prepare(decode_request(handed), sampling())
 
 
+@pytest.mark.attack("Z43")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"remote_block_ids": []},
+        {"remote_block_ids": [[]]},
+        {"remote_block_ids": [[3, 4, 5], [6]]},
+        {"remote_block_ids": [[3, 4, 5, 6]]},
+        {"remote_block_ids": [[3, -1]]},
+        {"remote_block_ids": [["3"]]},
+        {"remote_block_ids": "345"},
+        {"remote_block_ids": 3},
+        {"do_remote_decode": True},
+        {"do_remote_prefill": False},
+        {"remote_engine_id": {"a": 1}},
+        {"remote_request_id": "r" * 2000},
+        {"remote_host": ["h"]},
+        {"remote_port": "5600"},
+        {"remote_port": 70_000},
+        {"tp_size": 0},
+        {"remote_num_tokens": -1},
+        {"_remote_blocks_processed": True},
+        {"what_is_new": [1]},
+    ],
+    ids=str,
+)
+def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict[str, Any]) -> None:
+    """They assert it in the step of the engine, which then ends with every request in it."""
+    decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
+    decode._groups = 1
+    decode.prepare(decode_request(handed), sampling())
+    handed["kv_transfer_params"] |= wrong
+    with pytest.raises(PayloadError, match=r"the prefill's (kv_transfer_params|remote_block_ids)"):
+        decode.prepare(decode_request(handed), sampling())
+
+
+def test_blocks_may_be_in_one_list_and_newer_releases_may_say_more() -> None:
+    decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
+    handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4], "what_is_new": "yes", "tp_size": None}
+    decode.prepare(decode_request(handed), sampling())
+
+
 def test_mooncake_is_told_the_replica_s_address_and_the_transfer() -> None:
     """Its connector returns nothing: request and replica have to be named by those who route."""
     handed = after_prefill("MooncakeConnector", None)

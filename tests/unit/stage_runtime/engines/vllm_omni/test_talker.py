@@ -104,10 +104,22 @@ def test_hidden_states_that_fit_are_taken() -> None:
         (OF_3, of_3(meta={"next_stage_prompt_len": 1 << 40})),
         (OF_3, of_3(hidden_states={"output": torch.zeros(10, 8), "last": torch.zeros(1, 8)})),
         (OF_3, of_3(mtp_inputs=[1])),
+        # What talkers died of: one dimension too many, or too few; what only later pieces have; a tensor for a list.
+        (OF_3, of_3(embed={**of_3()["embed"], "prefill": torch.zeros(len(CHAT) + 1, 1, 8)})),
+        (OF_3, of_3(hidden_states={"output": torch.zeros(len(CHAT) + 1, 1, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_bos": torch.zeros(1, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_pad": torch.zeros(5, 1, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_eos": None})),
+        (OF_3, of_3(embed={**of_3()["embed"], "decode": torch.zeros(3, 9)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "decode": "x"})),
+        (OF_3, of_3(embed={**of_3()["embed"], "prefill_shape": "x"})),
+        (OF_3, of_3(ids={"prompt": CHAT, "all": [*CHAT, WORD], "output": "x"})),
+        (OF_2_5, of_2_5(ids={"prompt": torch.tensor([5, 6, 7]), "output": [8]})),
+        (OF_2_5, of_2_5(embed={"prefill": torch.zeros(3, 1, 8)})),
         (OF_3, of_3(speaker=[5])),
     ],
 )
-@pytest.mark.attack("R2")
+@pytest.mark.attack("R2", "Z42")
 def test_hidden_states_that_do_not_fit_are_refused(talker: Talker, payload: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match=r"the hand-off's|chats alone"):
         talker.check(payload, is_first=True)
