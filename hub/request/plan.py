@@ -31,7 +31,15 @@ class RequestPlan:
 
     def keeps_pace(self, stage_id: int) -> bool:
         """Whether a stage pauses where the client is behind: the client, or such a stage by pieces, gets its output."""
-        return stage_id in self.finals or any(self.keeps_pace(after) for after in self.pieces_to(stage_id))
+        reached, left = {stage_id}, [stage_id]
+        while left:
+            stage = left.pop()
+            if stage in self.finals:
+                return True
+            more = [after for after in self.pieces_to(stage) if after not in reached]
+            reached.update(more)
+            left += more
+        return False
 
 
 class StageGraph:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from omni_discovery.plugins import BUILT_IN_CONNECTORS, CONNECTOR_ALIASES
 #: The engine whose stages have to know whether the whole pipeline hands over in pieces, and the argument that says it.
 VLLM_OMNI: Final = "vllm-omni"
 ASYNC_CHUNK: Final = "async_chunk"
+#: Problems of one kind that are looked for in a document.
+MOST_PROBLEMS: Final = 200
 #: The names of connectors that an edge may use without a declaration under ``connectors``.
 CONNECTORS: Final = tuple(sorted([*BUILT_IN_CONNECTORS, *CONNECTOR_ALIASES]))
 
@@ -198,7 +201,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
-    """Describe each unknown key of a document, with its place and a hint."""
+    """Describe each unknown key of a document, with its place and a hint; of very many only the first."""
     problems = _unknown_in("", document, known["document"], "")
     for index, stage in enumerate(_list_of(document.get("stages"))):
         if isinstance(stage, dict):
@@ -213,12 +216,16 @@ def unknown_keys(document: Mapping[str, Any], known: Known) -> list[Problem]:
                     " in which no stage says one is vLLM-Omni's and needs MODEL before the flags"
                 )
                 problems.append(Problem(missing, line_at(document, ("stages", index))))
+        if len(problems) >= MOST_PROBLEMS:
+            return problems[:MOST_PROBLEMS]
     for index, edge in enumerate(_list_of(document.get("edges"))):
         problems += _unknown_in(f"edges[{index}].", edge, known["edge"], "")
     for name, connector in _mapping_of(document.get("connectors")).items():
         hint = "what its class takes goes in 'extra'"
         problems += _unknown_in(f"connectors.{name}.", connector, known["connector"], hint)
-    return problems
+        if len(problems) >= MOST_PROBLEMS:
+            break
+    return problems[:MOST_PROBLEMS]
 
 
 def unknown_stage_keys(place: str, stage: Mapping[str, Any], known: Known) -> list[Problem]:
@@ -241,8 +248,7 @@ def _unknown_in(place: str, part: Any, known: tuple[str, ...], otherwise: str) -
         return []
     return [
         Problem(f"{place}{name} is not known{_hint(str(name), known, otherwise)}", line_of_key(name))
-        for name in part
-        if name not in known
+        for name in islice((name for name in part if name not in known), MOST_PROBLEMS)
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
@@ -16,10 +17,11 @@ import msgspec
 import yaml
 
 from omni_discovery.deploy.checks import BOUND, Part, Parts, check_engines, check_names, check_parts
-from omni_discovery.deploy.dialect import Overrides, translate, unknown_keys
+from omni_discovery.deploy.dialect import MOST_PROBLEMS, Overrides, translate, unknown_keys
 from omni_discovery.deploy.lines import MOST_LEVELS, Problem, is_too_deep, line_at, load_yaml, without_lines
 from omni_discovery.errors import ConfigError
 from omni_discovery.inputs.containers import decode_any
+from omni_discovery.records.sizes import count_parts
 
 _YES_OR_NO: Final = "true or false"
 _WORDS: Final = "a word"
@@ -376,6 +378,7 @@ def _read(
 
 def decode_deploy(value: bytes, source: str) -> DeployConfig:
     """Decode the JSON document of the registry. Raise ConfigError."""
+    _check_bytes(value, source)
     try:
         document = decode_any(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -384,8 +387,13 @@ def decode_deploy(value: bytes, source: str) -> DeployConfig:
 
 
 def encode_deploy(deploy: DeployConfig) -> bytes:
-    """Encode the document as JSON, with the same bytes for the same content."""
-    return msgspec.json.encode(deploy, order="sorted")
+    """Encode the document as JSON, with the same bytes for the same content.
+
+    Raise ConfigError for one that no hub would read.
+    """
+    value = msgspec.json.encode(deploy, order="sorted")
+    _check_bytes(value, "the deploy document")
+    return value
 
 
 def convert_document(
@@ -413,7 +421,7 @@ def convert_document(
     try:
         deploy = msgspec.convert(plain, DeployConfig)
     except msgspec.ValidationError as error:
-        found += _wrong_values(DeployConfig, plain, (), document, found)
+        found += islice(_wrong_values(DeployConfig, plain, (), document, found), MOST_PROBLEMS)
         found = found or [_describe(str(error), (), document)]
     # Of two lists of stages, which one is meant is not known.
     is_one = not any(problem.text.startswith("stages: ") for problem in text_problems)
@@ -444,6 +452,17 @@ def _without_echoes(problems: Sequence[Problem], variables: Sequence[Problem]) -
 #: have wrong together, and those of operators' commands, take longer than in proportion to them.
 MOST_STAGES: Final = 256
 MOST_EDGES: Final = 1024
+#: Bytes of a document as JSON, and parts between its commas and brackets: each hub and supervisor reads it at once.
+_MOST_BYTES: Final = 512 << 10
+_MOST_PARTS: Final = 1 << 16
+
+
+def _check_bytes(value: bytes, source: str) -> None:
+    if len(value) > _MOST_BYTES or count_parts(value) > _MOST_PARTS:
+        raise ConfigError(
+            f"{source}: it has {len(value)} bytes as JSON with {count_parts(value)} parts; a pipeline has at most"
+            f" {_MOST_BYTES} and {_MOST_PARTS}: make engine_args shorter, or serve it as several"
+        )
 
 
 def _check_size(document: Any, source: str) -> None:
@@ -452,10 +471,12 @@ def _check_size(document: Any, source: str) -> None:
     if not isinstance(document, Mapping):
         return
     stages, edges = (_list_of(document, key) for key in ("stages", "edges"))
+    connectors = document.get("connectors")
     inputs = sum(len(_list_of(stage, "input_from")) for stage in stages if isinstance(stage, Mapping))
     for name, count, most in (
         ("stages", len(stages), MOST_STAGES),
         ("edges", len(edges), MOST_EDGES),
+        ("connectors", len(connectors) if isinstance(connectors, Mapping) else 0, MOST_EDGES),
         ("inputs in 'input_from' of its stages", inputs, MOST_EDGES),
     ):
         if count > most:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,40 +18,44 @@ SAMPLE_INTERVAL_S: Final = 1.0
 STALE_AFTER_S: Final = 15.0
 
 
+#: What prints in a replica may have written a line of these: metrics take no numbers of hundreds of digits.
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
+
 class GpuMemory(msgspec.Struct, frozen=True):
     """The memory of one device, as far as this replica's process sees it: of all processes that use the device."""
 
-    index: int
-    used_bytes: int
-    total_bytes: int
+    index: _Count
+    used_bytes: _Count
+    total_bytes: _Count
 
 
 class ReplicaSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="replica"):
     """The state of one replica at one moment. Counts are those since its process began."""
 
-    stage_id: int
-    replica_id: int
+    stage_id: _Count
+    replica_id: _Count
     #: Whether it takes requests: its record says ``up``.
     is_up: bool = False
     #: Requests that it has accepted and that have not ended.
-    in_flight: int = 0
-    slots: int = 0
+    in_flight: _Count = 0
+    slots: _Count = 0
     #: Slots that run a request, and slots that are lent to hubs as credits which they have not spent.
-    credits_used: int = 0
-    credits_lent: int = 0
+    credits_used: _Count = 0
+    credits_lent: _Count = 0
     #: The hubs that hold these credits, by id.
-    credits_by_hub: dict[str, int] = {}
+    credits_by_hub: dict[str, _Count] = {}
     #: Hubs that the registry lists; None while that is not known.
-    hubs: int | None = None
+    hubs: _Count | None = None
     #: How long the lease lasts if it is not renewed; 0 without a lease.
     lease_left_s: float = 0.0
-    engine_steps: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    engine_steps: _Count = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     #: Requests that ended, by ``ok``, ``cancelled`` or the wire's failure kind.
-    outcomes: dict[str, int] = {}
+    outcomes: dict[str, _Count] = {}
     #: What the replica's sockets refused, dropped or gave up, by kind.
-    events: dict[str, int] = {}
+    events: dict[str, _Count] = {}
     #: What the engine measures itself, see ``MeasuredEngine``.
     engine: dict[str, float] = {}
     gpus: tuple[GpuMemory, ...] = ()
@@ -63,12 +67,12 @@ class SupervisorSample(msgspec.Struct, frozen=True, kw_only=True, tag="superviso
     """The state of the supervisor of one stage's local replicas. ``restarts`` counts since the supervisor began."""
 
     namespace: str
-    stage_id: int
+    stage_id: _Count
     #: How many replicas it keeps up; those that an operator has drained do not count.
-    wanted: int
-    restarts: int
+    wanted: _Count
+    restarts: _Count
     #: The replicas whose processes run, as far as they have a replica id.
-    replica_ids: tuple[int, ...]
+    replica_ids: tuple[_Count, ...]
 
 
 Sample = ReplicaSample | SupervisorSample
@@ -85,7 +89,7 @@ def decode_sample(content: bytes) -> Sample | None:
     """The sample in these bytes; None if they hold none that this version can read."""
     try:
         return _DECODER.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -56,7 +56,7 @@ def decode_api_key(item: KeyValue) -> ApiKeyRecord:
     check_value(item.key, item.value)
     try:
         return msgspec.json.decode(item.value, type=ApiKeyRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(item.key, str(error)) from error
 
 

@@ -424,13 +424,16 @@ class Supervisor:
                 slot.source = replace(slot.source, replica=name)
             case Loading(phase):
                 slot.phase = phase
-            case Sampled(sample):
+            case Sampled(sample) if sample.stage_id == self._config.replica.stage_id:
                 slot.replica_id = sample.replica_id
                 if self._export is not None:
                     self._export(sample)
             case None:
                 self._print(slot.source, line)
                 return
+            case Sampled():
+                # Whatever prints in a replica can write such a line.
+                pass
         if line:
             self._print(slot.source, line)
 

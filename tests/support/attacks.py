@@ -436,6 +436,10 @@ ATTACKS: Final = (
     Attack("Z41", "a long text in an error, in which vLLM's server looks for paths", "1000 characters of it"),
     Attack("Z42", "hidden states of one dimension too many, of which a talker dies", "refused"),
     Attack("Z43", "a prefill that says of its KV cache what vLLM's connector asserts", "its request fails alone"),
+    Attack("Z44", "a pipeline in force that is wrong in ten thousand places, or half a megabyte", "refused soon"),
+    Attack("Z45", "a pipeline of diamonds joined by pieces, whose paths double with each", "each stage once"),
+    Attack("Z46", "a printed line that looks like a replica's sample, and ends its supervisor", "printed"),
+    Attack("Z47", "an API key's record so deep that no hub learns of any key", "it alone is bad"),
 )
 
 #: Rows without a test, and why.

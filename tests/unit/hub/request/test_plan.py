@@ -103,3 +103,23 @@ def test_pieces_travel_on_the_edges_that_the_request_needs_and_the_document_allo
     assert graph.plan(async_chunk=False).windows == {}
     assert graph_of(BRANCHING).plan().windows == {}
     assert graph_of(BRANCHING).plan(async_chunk=True).windows.keys() == {(0, 1), (0, 2), (2, 3)}
+
+
+@pytest.mark.attack("Z45")
+def test_of_many_diamonds_joined_by_pieces_each_stage_is_looked_at_once() -> None:
+    """Thirty layers of two stages, each fed by both of the layer before: a billion paths."""
+    stages = ["{stage_id: 0, engine: echo}"]
+    before = [0]
+    for layer in range(30):
+        now = [2 * layer + 1, 2 * layer + 2]
+        stages += [f"{{stage_id: {each}, engine: echo, input_from: {before}, async_chunk: true}}" for each in now]
+        before = now
+    stages.append(f"{{stage_id: 99, engine: echo, input_from: {before}, final_output: text}}")
+    text = "stages: [" + ", ".join(stages) + "]"
+    edges = [f"{{from: {a}, to: {b}, async_chunk: true}}" for a, b in _PAIRS]
+    plan = graph_of(text.replace(", async_chunk: true", "") + "\nedges: [" + ", ".join(edges) + "]").plan()
+    assert not plan.keeps_pace(0)
+    assert plan.keeps_pace(99)
+
+
+_PAIRS = [(0, 1), (0, 2), *((a, b) for low in range(1, 59, 2) for a in (low, low + 1) for b in (low + 2, low + 3))]

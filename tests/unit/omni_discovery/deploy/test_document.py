@@ -251,3 +251,29 @@ def test_a_document_that_takes_minutes_to_check_is_refused_by_its_numbers(value:
 
 def test_a_document_of_as_many_stages_as_there_may_be_is_read() -> None:
     assert len(decode_deploy(chain(256), "t").stages) == 256
+
+
+@pytest.mark.attack("Z44")
+def test_of_a_document_that_is_wrong_in_thousands_of_places_some_are_told() -> None:
+    strange = dict.fromkeys((f"kx{number}" for number in range(30_000)), "X")
+    connectors = {f"kx{number}": {"nam": "X", "name": 7} for number in range(1000)}
+    for document in ({"stages": [], **strange}, {"stages": [], "connectors": connectors}):
+        with pytest.raises(ConfigError) as told:
+            decode_deploy(msgspec.json.encode(document), "t")
+        assert len(str(told.value)) < 4000
+        assert re.search(r"and (18\d|38\d) more$", str(told.value))
+
+
+@pytest.mark.attack("Z44")
+def test_a_document_has_half_a_megabyte_and_few_parts_at_most() -> None:
+    with pytest.raises(ConfigError, match="1025 connectors; a pipeline has at most 1024"):
+        decode_deploy(
+            msgspec.json.encode({"stages": [], "connectors": {f"{number}": {} for number in range(1025)}}), "t"
+        )
+    for held in ("x" * (512 << 10), [[]] * 70_000):
+        value = chain(1, engine_args={"x": held})
+        with pytest.raises(ConfigError, match=r"t: it has \d+ bytes as JSON .* serve it as several"):
+            decode_deploy(value, "t")
+        document = parse_deploy(value.decode(), "file")
+        with pytest.raises(ConfigError, match="the deploy document: it has"):
+            encode_deploy(document)

@@ -80,3 +80,11 @@ def test_a_replica_whose_process_has_ended_is_forgotten_at_once_and_those_of_oth
     assert set(latest.latest(100.0).replicas) == {(0, 1), (1, 0)}
     # What a reader has does not change under it.
     assert set(before.replicas) == {(0, 0), (0, 1), (1, 0)}
+
+
+@pytest.mark.attack("Z46")
+@pytest.mark.parametrize(
+    "field", [b'"x":' + b"[" * 3000 + b"]" * 3000, b'"in_flight":1' + b"0" * 40, b'"about":{"a":"\xff"}']
+)
+def test_what_only_looks_like_a_sample_is_none(field: bytes) -> None:
+    assert decode_sample(b'{"type":"replica","stage_id":0,"replica_id":0,' + field + b"}") is None

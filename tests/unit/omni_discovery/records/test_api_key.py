@@ -35,8 +35,18 @@ def test_a_key_is_128_random_bits_and_etcd_gets_their_hash_alone() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"{}", b"[]", b"\xff", b'{"sha256": "abc"}', b'{"sha256": "' + b"A" * 64 + b'"}', b'{"sha256": null}'],
+    [
+        b'{"x":' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"sha256": "abc"}',
+        b'{"sha256": "' + b"A" * 64 + b'"}',
+        b'{"sha256": null}',
+    ],
 )
+@pytest.mark.attack("Z47")
 def test_a_value_that_is_none_is_told_and_the_others_are_read(value: bytes) -> None:
     with pytest.raises(RecordError):
         decode_api_key(item("x", value))

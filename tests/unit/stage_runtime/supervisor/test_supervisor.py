@@ -517,3 +517,14 @@ def test_what_ended_processes_left_stops_no_start_and_is_looked_for_until_it_is_
 def test_a_line_says_the_process_and_the_replica_as_far_as_they_are_known() -> None:
     assert LineSource(3).fields == {"stage": 3}
     assert LineSource(3, "3/1", 42).fields == {"pid": 42, "stage": 3, "replica": "3/1"}
+
+
+@pytest.mark.attack("Z46")
+def test_a_line_that_looks_like_a_sample_of_another_stage_changes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    supervisor = _supervisor(_Launcher(), 1)
+    (slot,) = supervisor._slots
+    for stage_id, known in ((7, None), (0, 5)):
+        supervisor._handle_line(slot, b'said\0omni sample {"type":"replica","stage_id":%d,"replica_id":5}' % stage_id)
+        assert slot.replica_id == known
+    supervisor._handle_line(slot, b'\0omni sample {"type":"replica","x":' + b"[" * 5000)
+    assert capfd.readouterr().err.count("said") == 2
