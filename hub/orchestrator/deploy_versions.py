@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: How many deploy documents a hub serves at most: replicas that run an older one get no requests.
 _REMEMBERED: Final = 4
+#: Names of voices that are looked at: every record may have 256, and there may be ten thousand records.
+_MOST_VOICES: Final = 1 << 16
 
 #: How many unfinished requests of this hub still need that version of a stage.
 Backlog = Callable[[int, str], int]
@@ -142,9 +145,10 @@ class DeployVersions:
         return {info.name: (info.host, info.pid, info.input_addr, info.curve_public_key) for info in infos}
 
     def voices(self) -> list[str]:
-        """The voices that registered replicas name, sorted."""
-        members = [pool.core.members.entries.values() for pool in self._shown().pools.values()]
-        return sorted({name for entries in members for entry in entries for name in entry.info.voices})
+        """The voices that registered replicas name, sorted; those that take work first, where they are very many."""
+        members = [entry for pool in self._shown().pools.values() for entry in pool.core.members.entries.values()]
+        members.sort(key=lambda entry: not entry.pickable)
+        return sorted(set(islice((name for entry in members for name in entry.info.voices), _MOST_VOICES)))
 
     def params_taken(self, stage_id: int) -> list[Mapping[str, ParamBounds] | None]:
         """What each replica of a stage says that parameters may be, None where it says nothing."""

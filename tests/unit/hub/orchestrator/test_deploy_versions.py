@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from hub.orchestrator.deploy_versions import DeployVersion, DeployVersions
 from hub.pool.stage_pool import PoolOptions
 from hub.pool.versions import Pools, make_pools
@@ -273,3 +275,16 @@ def test_of_parameters_only_those_count_that_replicas_take_which_are_given_work(
     assert scene.releases.params_taken(0) == [None, None]
     entry.info = replace(entry.info, cordoned=True)
     assert scene.releases.params_taken(0) == [None]
+
+
+@pytest.mark.attack("Z48")
+def test_of_very_many_voices_those_of_replicas_that_take_work_are_looked_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hub.orchestrator.deploy_versions._MOST_VOICES", 5)
+    scene = Scene()
+    for number, voices in enumerate((["x", "y", "z"], ["x2", "y2", "z2"], ["ann", "bob"])):
+        info = replace(scene.info(0, ""), input_addr=f"tcp://h:{number}", replica_id=number, voices=voices)
+        scene.pools.of(info).core.upsert(info, 0.0)
+    scene.pools.of(info).core.session_up("tcp://h:2", 0.0)
+    assert scene.releases.voices() == ["ann", "bob", "x", "y", "z"]
