@@ -6,6 +6,7 @@ The connectors take it as it is, in the engine's step: what does not fit would e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from stage_runtime.config import PayloadError
@@ -37,11 +38,16 @@ _SIDES: Final = {"do_remote_prefill": True, "do_remote_decode": False}
 _BLOCKS: Final = "remote_block_ids"
 
 
-def check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, groups: int = 0) -> None:
-    """Raise PayloadError for parameters that vLLM's connector would trip over.
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The KV cache of a decode replica: in how many groups it is, and tokens in a block; 0: that is not known."""
 
-    ``prompt`` is how many tokens it has, ``groups`` in how many groups the model's KV cache is; 0: that is not known.
-    """
+    groups: int = 0
+    block: int = 0
+
+
+def check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own: KvCache) -> None:
+    """Raise PayloadError for parameters that vLLM's connector would trip over; ``prompt`` is how many tokens it has."""
     missing = [name for name in _NEEDED.get(connector, ()) if params.get(name) is None]
     if missing:
         raise PayloadError(f"the prefill's kv_transfer_params lack {', '.join(missing)}")
@@ -49,7 +55,8 @@ def check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, grou
         if not _is_good(name, value):
             raise PayloadError(f"the prefill's kv_transfer_params have {str(name)[:80]!r} as no prefill says it")
     if (blocks := params.get(_BLOCKS)) is not None:
-        _check_blocks(blocks, prompt, groups)
+        # A prefill whose blocks are of another size says so.
+        _check_blocks(blocks, prompt, replace(own, block=params.get("remote_block_size") or own.block))
 
 
 def _is_good(name: Any, value: Any) -> bool:
@@ -68,7 +75,7 @@ def _is_good(name: Any, value: Any) -> bool:
     return isinstance(value, str | int | float)
 
 
-def _check_blocks(blocks: Any, prompt: int, groups: int) -> None:
+def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
     """They are in a list for each group of the cache; in older releases of vLLM, in one list."""
     is_flat = isinstance(blocks, Sequence) and all(type(each) is int for each in blocks)
     rows = [blocks] if is_flat else blocks
@@ -79,5 +86,8 @@ def _check_blocks(blocks: Any, prompt: int, groups: int) -> None:
         raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")
     if not all(type(each) is int and 0 <= each < _MOST_BLOCK for row in rows for each in row):
         raise PayloadError("the prefill's remote_block_ids are no lists of whole numbers")
-    if groups and len(rows) != groups:
-        raise PayloadError(f"the prefill's remote_block_ids are of {len(rows)} groups; this model's cache has {groups}")
+    if cache.groups and len(rows) != cache.groups:
+        raise PayloadError(f"the prefill's remote_block_ids are of {len(rows)} groups; this cache has {cache.groups}")
+    # Of several groups, some may keep the end of a prompt only.
+    if len(rows) == 1 and cache.block and len(rows[0]) * cache.block < prompt:
+        raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")

@@ -20,7 +20,7 @@ from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm.kv_params import check_kv_params
+from stage_runtime.engines.vllm.kv_params import KvCache, check_kv_params
 
 #: Between two checks of whether the KV was fetched.
 _PAUSE_S: Final = 0.002
@@ -46,8 +46,7 @@ class PrefillDecode:
         #: Parameters by which decode replicas find this one, the same for all its requests.
         self._own: dict[str, Any] = {}
         self._kv_hosts: list[str] = []
-        #: In how many groups the model's KV cache is; 0 where vLLM does not say.
-        self._groups = 0
+        self._cache = KvCache()
         if self.role is None:
             return
         if self.role not in _KV_ROLES:
@@ -85,7 +84,7 @@ class PrefillDecode:
     def loaded(self, llm: Any) -> None:
         """Called once vLLM has loaded: finds out how decode replicas reach this one, or what this one fetches."""
         if self.role == DECODE:
-            self._groups = _groups_of(llm)
+            self._cache = KvCache(_groups_of(llm), llm.vllm_config.cache_config.block_size)
         if not self.is_prefill:
             return
         vllm_config = llm.vllm_config
@@ -145,7 +144,7 @@ class PrefillDecode:
         params, prompt = handed["kv_transfer_params"], handed.get("prompt_token_ids")
         if not isinstance(params, Mapping) or not isinstance(prompt, list) or not all(type(e) is int for e in prompt):
             raise PayloadError("the prefill's hand-off is damaged")
-        check_kv_params(params, self.connector, len(prompt), self._groups)
+        check_kv_params(params, self.connector, len(prompt), self._cache)
         return handed
 
     @staticmethod

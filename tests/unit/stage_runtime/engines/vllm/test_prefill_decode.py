@@ -19,6 +19,7 @@ from omni_discovery.wire import Resume
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.vllm.kv_params import KvCache
 from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
 from tests.support.request_walk import PAIR, Walk, done, heard
 
@@ -147,7 +148,9 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
         {"remote_block_ids": [[]]},
         {"remote_block_ids": [[3, 4, 5], [6]]},
         {"remote_block_ids": [[3, 4, 5, 6]]},
-        {"remote_block_ids": [[3, -1]]},
+        {"remote_block_ids": [[3]]},
+        {"remote_block_ids": [[3, 4]]},
+        {"remote_block_ids": [[3, -1, 5]]},
         {"remote_block_ids": [["3"]]},
         {"remote_block_ids": "345"},
         {"remote_block_ids": 3},
@@ -168,7 +171,7 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
 def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict[str, Any]) -> None:
     """They assert it in the step of the engine, which then ends with every request in it."""
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._groups = 1
+    decode._cache = KvCache(groups=1, block=1)
     decode.prepare(decode_request(handed), sampling())
     handed["kv_transfer_params"] |= wrong
     with pytest.raises(PayloadError, match=r"the prefill's (kv_transfer_params|remote_block_ids)"):
@@ -177,7 +180,9 @@ def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict
 
 def test_blocks_may_be_in_one_list_and_newer_releases_may_say_more() -> None:
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4], "what_is_new": "yes", "tp_size": None}
+    decode._cache = KvCache(groups=1, block=1)
+    newer = {"what_is_new": "yes", "tp_size": None}
+    handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4], "remote_block_size": 2, **newer}
     decode.prepare(decode_request(handed), sampling())
 
 
