@@ -77,7 +77,7 @@ class HubHeaders:
         fan_out.start_http_request(is_websocket=is_websocket)
         asked = texts.start_http_request(self._most_tokens, is_websocket=is_websocket)
         forms.start_http_request()
-        body, has_begun = Body(scope, receive), False
+        body, has_begun = Body(scope, receive, self._most_tokens), False
         body.enter()
 
         async def send_more(message: Message) -> None:

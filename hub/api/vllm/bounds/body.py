@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.exceptions import HTTPException
 from hub.api.client_quota import client_of
 from hub.api.errors import BodyTooLongError
 from hub.api.long_bodies import WaitingBodies, long_body, memory_of
+from hub.api.vllm.bounds.fan_out import MAX_IN_ALL
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
 from omni_discovery.inputs.containers import (
@@ -49,6 +51,10 @@ MAX_LENGTH_PENALTY: Final = 10.0
 _FEW: Final = frozenset(
     {"stop", "stop_sequences", "stop_token_ids", "bad_words", "logit_bias", "vllm_xargs", "include", "metadata"}
 )
+#: Lists of texts, or of prompts, by the routes that read them. A tokenizer begins with each, however short it is.
+_LISTS: Final = frozenset(("input", "prompt", "text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"))
+#: Tokens of texts that are made longer, to the model's context, in one request: an entry of a list for each.
+MAX_PADDED_TOKENS: Final = 4 << 20
 #: Fields that make up the prompts; all others are said of each answer to each of them.
 _PROMPTS: Final = frozenset({"prompt", "messages", "input"})
 #: Fields of messages; and routes whose ``input`` is of them, too.
@@ -93,6 +99,9 @@ class Asked:
     prompts: int = 1
     #: Whether the prompt is shown in each answer to it.
     shows_prompts: bool = False
+    #: Of a list of texts, or of prompts, how many it has; and whether each is made as long as the model's context.
+    texts: int = 1
+    is_padded: bool = False
 
 
 _NOTHING: Final = Asked()
@@ -133,6 +142,7 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
     conversations = _lists_in(bytes(parts.get("messages", b"")))
     if conversations > MAX_CONVERSATIONS:
         raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
+    texts = _check_texts(parts)
     prompts = max(1, conversations, _lists_in(bytes(parts.get("prompt", b"")), or_texts=True))
     _check_repeated(parts, prompts)
     _check_taken(parts)
@@ -148,7 +158,16 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
             check_schema(name, value, budget)
     tools = asked.tools if isinstance(asked.tools, list) else []
     _check_tools(tools, budget)
-    return Asked(bool(tools), prompts, any(_is_asked(parts, name) for name in _SHOW_PROMPTS))
+    shows = any(_is_asked(parts, name) for name in _SHOW_PROMPTS)
+    return Asked(bool(tools), prompts, shows, texts, _value_in(bytes(parts.get("padding", b""))) == "max_length")
+
+
+def _check_texts(parts: Mapping[str, msgspec.Raw]) -> int:
+    """How many texts, or prompts, the longest list has. Raise InvalidRequestError for more than a request may have."""
+    longest = max((_lists_in(bytes(parts[name]), or_more=True) for name in _LISTS & parts.keys()), default=1)
+    if longest > MAX_IN_ALL:
+        raise InvalidRequestError(f"one request may have {MAX_IN_ALL} texts or prompts, not {longest}; send several")
+    return max(1, longest)
 
 
 def _check_counts(parts: Mapping[str, msgspec.Raw], *, reads_items: bool) -> None:
@@ -185,23 +204,35 @@ def _tools_in(tool: Any) -> int:
     return max(1, len(inner)) if isinstance(inner, list) else 1
 
 
-def _lists_in(value: bytes, *, or_texts: bool = False) -> int:
-    """How many lists, or texts, a list has; 0 if it is none, or one of something else."""
+def _lists_in(value: bytes, *, or_texts: bool = False, or_more: bool = False) -> int:
+    """How many lists, or texts, or objects, too, a list has; 0 if it is none, or one of something else."""
     inner = value[1:].lstrip(_SPACE) if value.startswith(b"[") else b""
-    return len(_list_decoder.decode(value)) if inner.startswith((b"[", b'"') if or_texts else b"[") else 0
+    counted = (b"[", b'"', b"{")[: 3 if or_more else 1 + or_texts]
+    return len(_list_decoder.decode(value)) if inner.startswith(counted) else 0
 
 
 def _is_asked(parts: Mapping[str, msgspec.Raw], name: str) -> bool:
     return bytes(parts.get(name, b"false")) not in {b"false", b"null"}
 
 
+def _value_in(value: bytes) -> Any:
+    """A value, as the server reads it: a text may be written with escapes; None for what is none."""
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _number_in(value: bytes) -> float | None:
     """A number, as the server reads it; None for what is none, or refused by the server."""
+    read = _value_in(value)
     try:
         # To the server, a number in quotes is one.
-        return float(value.strip(b'"'))
-    except ValueError:
+        return float(value if read is None else read)
+    except (ValueError, TypeError):
         return None
+    except OverflowError:
+        return inf
 
 
 def _check_taken(parts: Mapping[str, msgspec.Raw]) -> None:
@@ -305,7 +336,9 @@ async def run_aside(size_bytes: int, check: Callable[[], object]) -> None:
 class Body:
     """The body of a request, which is passed on piece by piece; its last piece only once the whole was checked."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, most_tokens: int = 0) -> None:
+        """``most_tokens``: of the model's context."""
+        self._most_tokens = most_tokens
         length = Headers(scope=scope).get("content-length", "") if scope["type"] == "http" else ""
         self._scope, self._receive = scope, receive
         self._pieces: list[bytes] = []
@@ -360,6 +393,9 @@ class Body:
     def check(self, whole: bytes) -> None:
         """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
         self.asked = check_body(whole, reads_items=self._scope.get("path") in _ROUTES_OF_ITEMS)
+        if self.asked.is_padded and self.asked.texts * self._most_tokens > MAX_PADDED_TOKENS:
+            most = max(1, MAX_PADDED_TOKENS // self._most_tokens)
+            raise InvalidRequestError(f"padding: one request may have {most} texts that are padded; send several")
 
     def enter(self) -> None:
         """Make it the body of the current context's request."""

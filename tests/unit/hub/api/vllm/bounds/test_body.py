@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -290,6 +291,7 @@ async def test_a_body_waits_for_its_turn_before_the_server_reads_it(
         ({"prompt": [[5]] * 1000}, 1000),
         ({"prompt": ["a"] * 500, "n": 2}, 1000),
         ({"prompt": "a", "n": "1000"}, 1000),
+        ({"prompt": "a", "n": "1_000"}, 1000),
         ({"prompt": [5, 6], "n": 1000.0}, 1000),
         ({"messages": [[{"role": "user", "content": "a"}]] * 250, "n": 4}, 1000),
     ],
@@ -304,6 +306,35 @@ def test_what_is_asked_beside_the_prompts_counts_for_each_answer(prompts: dict[s
     check_body(json.dumps({**prompts, "n": None, "stop": "a"}).encode())
 
 
+@pytest.mark.attack("S5")
+def test_a_number_may_be_written_with_escapes() -> None:
+    long = json.dumps({"prompt": "a", "stop": "a" * (MAX_REPEATED_BYTES // 1000)})
+    check_body(long.encode())
+    with pytest.raises(InvalidRequestError, match="for each of 1000 answers"):
+        check_body((long[:-1] + ', "n": "\\u00310\\u00300"}').encode())
+
+
+@pytest.mark.attack("Z49")
+@pytest.mark.parametrize("text", ["", "a", [5]], ids=str)
+@pytest.mark.parametrize("name", ["input", "prompt", "documents", "text_2", "queries", "items", "data_1"])
+def test_a_request_has_so_many_texts_however_short(name: str, text: Any) -> None:
+    """Five million empty ones are 15 MB, and a tokenizer begins with each."""
+    assert check_body(json.dumps({name: [text] * 16_384}).encode()).texts == 16_384
+    with pytest.raises(InvalidRequestError, match="may have 16384 texts or prompts, not 16385"):
+        check_body(json.dumps({name: [text] * 16_385}).encode())
+
+
+@pytest.mark.attack("Z49")
+async def test_texts_that_are_padded_have_a_bound_of_tokens() -> None:
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    for texts, said in ((128, ""), (129, "may have 128 texts that are padded")):
+        body = Body({"type": "http", "headers": []}, receive, 32_768)
+        with pytest.raises(InvalidRequestError, match=said) if said else nullcontext():
+            body.check(json.dumps({"input": ["a"] * texts, "padding": "max_length"}).encode())
+
+
 def test_a_long_prompt_does_not_count_for_each_answer() -> None:
     check_body(json.dumps({"prompt": "a" * 4_000_000, "n": 1000}).encode())
     check_body(json.dumps({"messages": [{"role": "user", "content": "a" * 4_000_000}], "n": 1000}).encode())
@@ -313,10 +344,12 @@ def test_a_long_prompt_does_not_count_for_each_answer() -> None:
     ("given", "asked"),
     [
         ({"prompt": "a"}, Asked()),
-        ({"prompt": ["a", "b"], "echo": True}, Asked(prompts=2, shows_prompts=True)),
-        ({"prompt": [[5], [6], [7]], "return_token_ids": "yes"}, Asked(prompts=3, shows_prompts=True)),
+        ({"prompt": ["a", "b"], "echo": True}, Asked(prompts=2, shows_prompts=True, texts=2)),
+        ({"prompt": [[5], [6], [7]], "return_token_ids": "yes"}, Asked(prompts=3, shows_prompts=True, texts=3)),
         ({"prompt": [5, 6], "echo": False, "return_token_ids": None, "tools": [{}]}, Asked(has_tools=True)),
         ({"prompt": [], "messages": [[], []]}, Asked(prompts=2)),
+        ({"input": ["", "b", "c"], "padding": "do_not_pad"}, Asked(texts=3)),
+        ({"text_1": "a", "documents": [{"content": []}] * 4, "padding": "max_length"}, Asked(texts=4, is_padded=True)),
     ],
 )
 def test_what_bounds_of_answers_need_is_read_off_the_body(given: dict[str, Any], asked: Asked) -> None:
@@ -346,7 +379,7 @@ def test_values_in_messages_are_few(field: str, reads_items: bool) -> None:
 
 
 def test_token_ids_and_texts_of_an_embedding_are_no_messages() -> None:
-    for many in (list(range(100_000)), ["a"] * 100_000):
+    for many in (list(range(100_000)), ["a"] * 16_000):
         check_body(json.dumps({"input": many}).encode())
 
 
