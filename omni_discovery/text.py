@@ -67,8 +67,25 @@ _HIDDEN, _BARE, _BEARS, _MARK, _NO_MARK = "#.am-"
 _LOOSE: Final = re.compile(r"(?<=[#.])[m-]|(?<=[#.][m-])[m-]|(?<=[m-][m-])[m-]|-")
 
 
+#: So many characters are remembered with their kinds: of a language, and more.
+_MOST_KINDS: Final = 1 << 16
+
+
+class _Kinds(dict[str, str]):
+    """The kind of each character that was asked for."""
+
+    def __missing__(self, char: str) -> str:
+        kind = _kind(char)
+        if len(self) < _MOST_KINDS:
+            self[char] = kind
+        return kind
+
+
+_kind_of: Final = _Kinds()
+
+
 def _kinds(text: str) -> dict[str, str]:
-    return {char: _kind(char) for char in set(text)}
+    return {char: _kind_of[char] for char in set(text)}
 
 
 def _have_marks(kinds: Mapping[str, str]) -> bool:
