@@ -30,8 +30,9 @@ from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record, checked, replica_id_of
 from omni_discovery.view.known_hubs import KnownHubs
 from omni_discovery.view.known_producers import KnownProducers
+from omni_discovery.view.long_lists import fill
 from omni_discovery.view.table import ReplicaTable
-from omni_discovery.view.watcher import Watcher, fill
+from omni_discovery.view.watcher import Watcher
 
 logger = logging.getLogger(__name__)
 

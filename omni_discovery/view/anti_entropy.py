@@ -16,6 +16,7 @@ from omni_discovery.kv import KVStore, PutEvent, WatchBatch
 from omni_discovery.records.beat import Beat
 from omni_discovery.records.schema import ReplicaStatus
 from omni_discovery.view.freshness import LONGEST_ECHO_S, Distrust, Freshness, WriteBeat
+from omni_discovery.view.long_lists import reconcile
 from omni_discovery.view.table import Delta, ReplicaTable, shows_other_keys
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class AntiEntropy:
             listing = await self._kv.list(self._prefix)
             if listing.cluster_id != before.cluster_id or listing.revision < before.revision:
                 raise CompactedError(f"the registry is another one, or went back to revision {listing.revision}")
-            delta, missed = self._table.reconcile(listing, self._clock.wall_s())
+            delta, missed = await reconcile(self._table, listing, self._clock.wall_s)
         if missed:
             self._options.count("repair")
             logger.warning("watcher.repaired prefix=%s keys=%d revision=%d", self._prefix, missed, listing.revision)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from omni_discovery.clock import utc_time
 from omni_discovery.errors import RecordError
@@ -93,6 +94,11 @@ class _Unread(Enum):
 
 
 _Meaning = ReplicaInfo | HubRecord | HubControlSpec | bytes | RecordError | _Unread | None
+
+
+#: By key and revision, what values mean that were read beforehand.
+Ahead = Mapping[tuple[str, int], _Meaning]
+_NOTHING_READ: Final[Ahead] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +204,24 @@ class ReplicaTable:
         """A list is about to be requested; batches go on being applied meanwhile."""
         self._deleted = {}
 
-    def reconcile(self, listing: Listing, at_s: float) -> tuple[Delta, int]:
+    def newer(self, listing: Listing) -> list[KeyValue]:
+        """What of a list is newer than what is known, in its order; as many as are read at most."""
+        rows = self._rows
+        found = (
+            item
+            for item in listing.items
+            if (row := rows.get(item.key)) is None or item.mod_revision > row.item.mod_revision
+        )
+        return list(islice(found, MOST_REPLICAS.records))
+
+    def read_ahead(self, items: Iterable[KeyValue]) -> Ahead:
+        """What these mean, for ``reconcile``. It may be called in a thread: it changes nothing."""
+        return {(item.key, item.mod_revision): self._meaning(item) for item in items}
+
+    def reconcile(self, listing: Listing, at_s: float, ahead: Ahead = _NOTHING_READ) -> tuple[Delta, int]:
         """Apply a list that was requested after ``begin_reconcile``, where it differs from what batches brought.
 
+        What is in ``ahead`` is not read anew.
         Also return how many keys the batches had missed. A key that is gone from the list counts, even if the batch
         that deletes it may still be under way.
         """
@@ -211,7 +232,7 @@ class ReplicaTable:
             row = self._rows.get(item.key)
             if item.mod_revision > (row.item.mod_revision if row is not None else deleted.get(item.key, 0)):
                 before[item.key] = row
-                self._put(item)
+                self._put(item, ahead)
                 missed += item.mod_revision <= seen
         listed = {item.key for item in listing.items}
         for key in [key for key in self._rows if key not in listed]:
@@ -229,11 +250,11 @@ class ReplicaTable:
         self._view = replace(self._view, stale_since_s=since_s)
         return True
 
-    def _put(self, item: KeyValue) -> None:
+    def _put(self, item: KeyValue, ahead: Ahead = _NOTHING_READ) -> None:
         bounds = self._bounds_of(item.key)
         if bounds is not None:
             bounds.put(item)
-        self._rows[item.key] = self._read(item)
+        self._rows[item.key] = self._read(item, ahead)
 
     def _remove(self, key: str) -> None:
         self._rows.pop(key, None)
@@ -251,11 +272,14 @@ class ReplicaTable:
         bounds = self._bounds_of(item.key)
         return bounds is None or bounds.is_read(item.key)
 
-    def _read(self, item: KeyValue) -> _Row:
+    def _read(self, item: KeyValue, ahead: Ahead = _NOTHING_READ) -> _Row:
         if item.key.startswith(self._waits):
             # Who may write there may write any number of any length, and what they say is asked for elsewhere.
             return _Row(replace(item, value=b""), None)
-        return _Row(item, self._meaning(item) if self._is_read(item) else _Unread.TOO_MANY)
+        if not self._is_read(item):
+            return _Row(item, _Unread.TOO_MANY)
+        place = item.key, item.mod_revision
+        return _Row(item, ahead[place] if place in ahead else self._meaning(item))
 
     def _read_moved(self, before: dict[str, _Row | None]) -> None:
         """Read what there is room for now, and forget what there is not; ``before`` gets the rows as they were."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +16,7 @@ from omni_discovery.list_watch import list_and_watch
 from omni_discovery.log_once import LinePace, LogOnce
 from omni_discovery.text import shortened
 from omni_discovery.view.anti_entropy import AntiEntropy, AntiEntropyOptions
+from omni_discovery.view.long_lists import fill
 from omni_discovery.view.table import Delta, ReplicaTable, View, shows_other_keys
 
 logger = logging.getLogger(__name__)
@@ -27,26 +27,7 @@ BAD_AGAIN_S: Final = 600.0
 _MOST_BAD_LINES: Final = 8
 _KEY_CHARS: Final = 200
 
-#: What a list may hold, in keys, values and so much for each, for the table to be filled at once.
-_AT_ONCE_BYTES: Final = 2 << 20
-_ITEM_BYTES: Final = 128
-
 OnView = Callable[[View, Delta], None]
-
-
-async def fill(table: ReplicaTable, listing: Listing, at_s: float) -> Delta:
-    """``table.replace``, of a long list in a thread: records may be many and slow to read, and the loop keeps leases.
-
-    Nothing else may change the table meanwhile, nor use it once this was cancelled: the thread goes on.
-    """
-    if sum(_ITEM_BYTES + len(item.key) + len(item.value) for item in listing.items) <= _AT_ONCE_BYTES:
-        return table.replace(listing, at_s)
-    # Not one of those of the loop, in which look-ups of names may hang.
-    thread = ThreadPoolExecutor(1, "view")
-    try:
-        return await asyncio.get_running_loop().run_in_executor(thread, table.replace, listing, at_s)
-    finally:
-        thread.shutdown(wait=False)
 
 
 class Watcher:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
 
 import pytest
 
 from omni_discovery.errors import CompactedError, RegistryError, RegistryRefusedError, RegistryUnavailableError
 from omni_discovery.etcd.config import RegistryConfig
-from omni_discovery.kv import KeyValue, Listing, WatchBatch
+from omni_discovery.kv import Listing, WatchBatch
 from omni_discovery.records import keys
 from omni_discovery.records.schema import HubRecord, ReplicaRecord, ReplicaStatus, encode_record
 from omni_discovery.registration.registrars import HubRegistrar
@@ -20,7 +17,7 @@ from omni_discovery.view import table
 from omni_discovery.view.hub_watcher import HubWatcher, ViewOptions
 from omni_discovery.view.record_bounds import Most
 from omni_discovery.view.table import Delta, ReplicaTable, View
-from omni_discovery.view.watcher import Watcher, fill
+from omni_discovery.view.watcher import Watcher
 
 NS = "default"
 PREFIX = keys.namespace_prefix(NS)
@@ -54,28 +51,6 @@ class UnreliableKV(FakeKV):
             yield batch
             if self.watch_errors:
                 raise self.watch_errors.pop(0)
-
-
-@pytest.mark.attack("Z12")
-async def test_a_long_list_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    items = [KeyValue(key(number), value(number) + b" " * 80_000, 5, 5, 0) for number in range(30)]
-    replaces, turns = ReplicaTable.replace, list[int]()
-
-    def slow(*arguments: Any) -> Delta:
-        time.sleep(0.3)
-        return replaces(*arguments)
-
-    monkeypatch.setattr(ReplicaTable, "replace", slow)
-
-    async def others() -> None:
-        while True:
-            turns.append(1)
-            await asyncio.sleep(0.01)
-
-    beside = asyncio.create_task(others())
-    assert len((await fill(ReplicaTable(NS), Listing(5, 1, tuple(items)), 0.0)).added) == 30
-    assert len(turns) > 3
-    beside.cancel()
 
 
 class Scene:
