@@ -19,8 +19,7 @@ from omni_discovery.wire import Resume
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm.kv_params import KvCache
-from stage_runtime.engines.vllm.prefill_decode import PrefillDecode
+from stage_runtime.engines.vllm.prefill_decode import KvCache, PrefillDecode
 from tests.support.request_walk import PAIR, Walk, done, heard
 
 NIXL_SAID = {
