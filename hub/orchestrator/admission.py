@@ -46,10 +46,12 @@ class StageLoad(msgspec.Struct, frozen=True):
     slots: int
     #: Its mean service time; None before the first request.
     mean_service_s: float | None
+    #: Of the slots, those in which requests of this hub are now.
+    own: int = 0
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The limits of one hub. ``live_hubs`` share the slots of every stage."""
+    """The limits of one hub. ``live_hubs`` share the slots of every stage, as far as their records tell."""
 
     max_waiting: int
     max_in_flight: int
@@ -106,7 +108,7 @@ def find_rejection(stages: Iterable[StageLoad], bounds: Bounds, in_flight: int, 
 def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Rejection | None:
     if not stage.slots:
         return None
-    share = stage.slots / max(1, bounds.live_hubs)
+    share = _share(stage, bounds)
     waiting = max(0.0, stage.backlog - share)
     if waiting >= bounds.max_waiting:
         reason = f"{stage.backlog} requests are on their way to stage {stage.stage_id}, which runs {share:g} at a time"
@@ -123,7 +125,12 @@ def _of_stage(stage: StageLoad, bounds: Bounds, timeout_s: float) -> Rejection |
 def _seconds_each(stage: StageLoad, bounds: Bounds) -> float:
     """The mean seconds between two ends of service at this hub's share of the slots."""
     mean_s = _UNKNOWN_SERVICE_S if stage.mean_service_s is None else stage.mean_service_s
-    return mean_s * max(1, bounds.live_hubs) / stage.slots
+    return mean_s / _share(stage, bounds)
+
+
+def _share(stage: StageLoad, bounds: Bounds) -> float:
+    """How many slots this hub may count on: those that it has, or its part of all. Anybody may write hubs' records."""
+    return max(stage.slots / max(1, bounds.live_hubs), min(stage.own, stage.slots))
 
 
 def _retry_after_s(rejection: Rejection | None) -> float:
@@ -290,7 +297,7 @@ class Admission:
         loads = []
         for stage_id in request.plan.stages:
             pool, backlog = release.pools[stage_id].core, self.backlog.of(stage_id, release.fingerprints[stage_id])
-            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s))
+            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s, pool.in_flight_count))
         rejection = find_rejection(
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )

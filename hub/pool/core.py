@@ -648,6 +648,11 @@ class Pool:
     # ---- status
 
     @property
+    def in_flight_count(self) -> int:
+        """How many requests of this hub are at its replicas."""
+        return len(self._bindings)
+
+    @property
     def status(self) -> StageStatus:
         """The counts of replicas, and why those can't take work that can't."""
         members = self.members

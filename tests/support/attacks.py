@@ -442,6 +442,7 @@ ATTACKS: Final = (
     Attack("Z47", "an API key's record so deep that no hub learns of any key", "it alone is bad"),
     Attack("Z48", "hundreds of voices in each of ten thousand records, which a hub lists", "65 536 are looked at"),
     Attack("Z49", "five million empty texts, or short ones made as long as the context", "16384; 4 Mi tokens"),
+    Attack("Z50", "a thousand records of hubs that there are not, which share the slots", "a hub counts what it has"),
 )
 
 #: Rows without a test, and why.

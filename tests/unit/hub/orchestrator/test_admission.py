@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hub.orchestrator.admission import MOST_RETRY_S, Backlog, Bounds, RetryTimes, StageLoad, find_rejection
 
 BOUNDS = Bounds(max_waiting=4, max_in_flight=100)
@@ -69,6 +71,17 @@ def test_hubs_share_the_slots() -> None:
     load = StageLoad(0, 8, 8, 100.0)
     assert find_rejection([load], Bounds(4, 100, live_hubs=2), in_flight=8, timeout_s=3600.0) is not None
     assert find_rejection([load], Bounds(4, 100, live_hubs=1), in_flight=8, timeout_s=3600.0) is None
+
+
+@pytest.mark.attack("Z50")
+def test_slots_that_this_hub_has_are_its_own_however_many_hubs_are_registered() -> None:
+    """A thousand records of hubs that there are not, and eight requests at the eight slots."""
+    bounds = Bounds(64, 100, live_hubs=1000)
+    assert find_rejection([StageLoad(0, 24, 8, 5.0)], bounds, in_flight=24, timeout_s=600.0) is not None
+    assert find_rejection([StageLoad(0, 24, 8, 5.0, own=8)], bounds, in_flight=24, timeout_s=600.0) is None
+    full = find_rejection([StageLoad(0, 72, 8, 5.0, own=9)], bounds, in_flight=72, timeout_s=600.0)
+    assert full is not None
+    assert full.seconds_each == 5.0 / 8
 
 
 def test_a_stage_without_replicas_refuses_nobody_and_the_hub_has_its_own_bound() -> None:
