@@ -37,6 +37,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_parked: int = 4096
     #: Multiparts that ZMQ may hold for one connection. Few, so that a hub which does not read is soon noticed.
     send_queue: int = 64
+    #: Multiparts of one connection that ZMQ may hold before they are looked at, of 4 MiB at most; the others wait at
+    #: the hub.
+    receive_queue: int = 16
     #: Messages and bytes that may be queued for one hub behind these. From half of either on, its requests are paused
     #: until it has read; where that does not help, those end that take most.
     outbox_messages: int = 8192
@@ -51,10 +54,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values that don't fit together."""
-        least = min(self.max_waiting, self.max_parked, self.send_queue - 1, self.outbox_messages - 1, self.hub_grace_s)
+        least = min(self.max_waiting, self.max_parked, self.hub_grace_s)
+        least = min(least, self.send_queue - 1, self.receive_queue - 1, self.outbox_messages - 1)
         if least < 0:
             raise ConfigError(
-                "max_waiting, max_parked and hub_grace_s are at least 0, send_queue and outbox_messages at least 1"
+                "max_waiting, max_parked and hub_grace_s are at least 0, send_queue, receive_queue and outbox_messages"
+                " at least 1"
             )
         if self.outbox_bytes < MAX_HEAD_BYTES + MAX_ATTACHMENT_BYTES:
             raise ConfigError("outbox_bytes must have room for the longest message there can be")

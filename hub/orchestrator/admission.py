@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from hub.orchestrator.active import AddRequest
-from hub.request.companions import check_companions
+from hub.request.companions import check_companions, check_number
 from hub.request.nesting import check_nesting
 from omni_discovery.errors import InvalidRequestError, OverloadedError
 from omni_discovery.text import MAX_LABEL, is_label
@@ -243,6 +243,7 @@ class Admission:
         timeout_s = self._config.request_timeout_s if parts.timeout_s is None else parts.timeout_s
         # Requests with companions or segments hand over complete outputs only.
         async_chunk = False if parts.companions or parts.segmented else parts.async_chunk
+        check_number(parts.companions)
         for what, value in (
             ("the input", parts.inputs),
             ("sampling parameters", parts.params),

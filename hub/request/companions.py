@@ -65,12 +65,17 @@ def companion_plan(plan: RequestPlan) -> RequestPlan:
     return RequestPlan(stages=(first,), inputs={first: ()}, next_stages={first: plan.next_stages[first]}, finals={})
 
 
+def check_number(prompts: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for more companions than a request may have, whatever they are."""
+    if len(prompts) > MAX_COMPANIONS:
+        raise InvalidRequestError(f"{len(prompts)} companions; a request may have {MAX_COMPANIONS}")
+
+
 def check_companions(plan: RequestPlan, prompts: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise InvalidRequestError for companions that this pipeline, or any pipeline, can't serve."""
     if not prompts:
         return
-    if len(prompts) > MAX_COMPANIONS:
-        raise InvalidRequestError(f"{len(prompts)} companions; a request may have {MAX_COMPANIONS}")
+    check_number(prompts)
     for role, inputs in prompts.items():
         if len(role) > _MAX_ROLE_LENGTH or not role.isidentifier():
             raise InvalidRequestError(

@@ -186,7 +186,7 @@ _Usage = Annotated[dict[str, int], msgspec.Meta(max_length=_MOST_KINDS)]
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the stage's output that the client has been shown: continue behind it, repeating nothing."""
 
-    token_ids: tuple[int, ...] = ()
+    token_ids: Annotated[tuple[int, ...], msgspec.Meta(max_length=1 << 20)] = ()
     text: str = ""
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+from collections import OrderedDict
 from collections.abc import Callable, Collection
 from typing import Final
 
@@ -27,9 +28,12 @@ from stage_runtime.server.outbox import Frames, SendResult
 
 #: Shorter tokens can be guessed, and count as none.
 _MIN_TOKEN: Final = 16
-#: How many proved routing ids are remembered of one hub, and of all hubs.
-_MAX_OF_HUB: Final = 16
+#: How many connections of one hub are heard, the latest: it has one, and another after each loss. ZMQ takes messages
+#: from all connections in turn, and a long one takes 0.2 s to be read.
+_MAX_OF_HUB: Final = 4
+#: How many proved routing ids are remembered of all hubs, and how many that are heard no more.
 _MAX_KNOWN: Final = 4096
+_MAX_FORMER: Final = 16_384
 
 
 class Peers:
@@ -40,9 +44,13 @@ class Peers:
         self._revoked: frozenset[str] = frozenset()
         #: Connections whose hub id was proved and that can't change hands, by routing id.
         self.known: dict[bytes, Peer] = {}
+        #: Of hubs that have later ones.
+        self._former: OrderedDict[bytes, None] = OrderedDict()
 
     def identify_peer(self, routing_id: bytes, hubs_of_key: Callable[[], Collection[str]]) -> Peer | None:
-        """The connection that a frame came on; None for a revoked hub. Raise ForeignIdentityError for another's key.
+        """The connection that a frame came on; None for one that is not heard: of a revoked hub, or with later ones.
+
+        Raise ForeignIdentityError for another's key.
 
         ``hubs_of_key`` returns the ids of the hubs that the connection's key belongs to. Without keys, the id in the
         routing id is trusted.
@@ -54,7 +62,7 @@ class Peers:
         hub_id, _, token = name.partition("/")
         if not hub_id or (self._has_keys and hub_id not in hubs_of_key()):
             raise ForeignIdentityError(f"the key is not the one of hub {hub_id!r}")
-        if hub_id in self._revoked:
+        if hub_id in self._revoked or routing_id in self._former:
             return None
         peer = Peer(name, hub_id)
         if len(token) >= _MIN_TOKEN:
@@ -71,6 +79,9 @@ class Peers:
         of_hub = [key for key, known in self.known.items() if known.hub_id == peer.hub_id]
         if len(of_hub) >= _MAX_OF_HUB:
             del self.known[of_hub[0]]
+            self._former[of_hub[0]] = None
+            if len(self._former) > _MAX_FORMER:
+                self._former.popitem(last=False)
         elif len(self.known) >= _MAX_KNOWN:
             del self.known[next(iter(self.known))]
         self.known[routing_id] = peer
@@ -125,7 +136,7 @@ class Router:
         self.port = int(self._bound_to.rpartition(":")[2])
 
     def receive_frame(self) -> tuple[Peer | None, bytes]:
-        """The next message and its connection, which is None for a revoked hub.
+        """The next message and its connection, which is None for one that is not heard.
 
         Raise zmq.Again if no message waits, or too much of a refused one to be dropped in one turn; WireError if it
         has more frames than it may, or a foreign identity.
@@ -222,6 +233,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> sockets.socket:
 def _configure(socket: zmq.Socket[bytes], config: ServerConfig) -> None:
     socket.linger = 0
     socket.sndhwm = config.send_queue
+    socket.rcvhwm = config.receive_queue
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.router_mandatory = True
     # A hub that reconnects replaces its old connection, which may be dead without having noticed.

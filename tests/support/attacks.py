@@ -443,6 +443,10 @@ ATTACKS: Final = (
     Attack("Z48", "hundreds of voices in each of ten thousand records, which a hub lists", "65 536 are looked at"),
     Attack("Z49", "five million empty texts, or short ones made as long as the context", "16384; 4 Mi tokens"),
     Attack("Z50", "a thousand records of hubs that there are not, which share the slots", "a hub counts what it has"),
+    Attack("Z51", "a hub's many connections with messages of 4 MiB in each", "16 messages each; 4 are heard"),
+    Attack("Z52", "tens of thousands of companions, for sixteen answers", "counted first, once"),
+    Attack("Z53", "downloads of a video that nobody reads", "16 of one client, 256 of a hub"),
+    Attack("Z54", "the description of all routes of vLLM's server, which takes seconds to make", "made in a thread"),
 )
 
 #: Rows without a test, and why.

@@ -13,6 +13,7 @@ from hub.api.chat.schema import ChatRequest, chat_params, parse_chat, refuse_emb
 from hub.api.generation.fields import with_seed
 from hub.api.generation.running import Ask, Came, Generation, Route
 from hub.api.generation.usage import Usage
+from hub.request.companions import check_number
 from omni_discovery.errors import InvalidRequestError, OmniError
 from omni_discovery.inputs.media_links import links_of
 
@@ -38,6 +39,8 @@ class ChatCompletions:
 
     def _parse(self, body: bytes) -> ChatRequest:
         chat = parse_chat(body, self._links)
+        # Here and not for each answer: they may be tens of thousands.
+        check_number(chat.companions)
         refuse_embeddings(self._route.deploy.stages, chat.modalities)
         if chat.audio is not None and "audio" not in self._modalities(chat):
             raise InvalidRequestError("'audio' says how sound is put out, and no sound is asked for here: leave it out")

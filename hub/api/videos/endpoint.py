@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from hub.api.client_quota import client_of
 from hub.api.cross_origin import FORM
 from hub.api.errors import error_response
 from hub.api.exchange import Exchange, exchange_of
@@ -25,7 +27,7 @@ from hub.api.videos.schema import (
 from hub.jobs.errors import JobFileError, JobStoreUnavailableError
 from hub.jobs.job import Client
 from hub.jobs.work import JobWork
-from omni_discovery.errors import InvalidRequestError, OmniError
+from omni_discovery.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_discovery.records.jobs import JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 
 _Query = TypeVar("_Query", VideoQuery, ContentQuery)
 _AUTO: Final = "auto"
+#: Videos that are sent at one time, by one hub and to one client.
+_MOST_DOWNLOADS: Final = 256
+_MOST_DOWNLOADS_OF_CLIENT: Final = 16
+_RETRY_AFTER_S: Final = 2.0
 
 
 class Videos:
@@ -46,6 +52,8 @@ class Videos:
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, jobs: JobService | None) -> None:
         self._route = Route(omni, deploy, "video")
         self._omni, self._deploy, self._jobs = omni, deploy, jobs
+        #: How many videos are on their way to each client.
+        self._downloads: Counter[str] = Counter()
 
     async def respond(self, request: Request) -> Response:
         """POST and GET /v1/videos."""
@@ -94,7 +102,9 @@ class Videos:
 
     async def content(self, request: Request) -> Response:
         """GET /v1/videos/{video_id}/content."""
+        return _Download(self._downloads, client_of(request.scope), lambda: self._file(request))
 
+    async def _file(self, request: Request) -> Response:
         async def sent(jobs: JobService, client: Client) -> Response:
             _query_of(request, ContentQuery)
             job = await jobs.find(request.path_params["video_id"], client)
@@ -180,6 +190,38 @@ def _query_of(request: Request, kind: type[_Query]) -> _Query:
         return msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"the query can't be used: {error}".replace("`", "'")) from error
+
+
+class _Download(Response):
+    """A file that is sent while there is a place for it: clients that do not read keep some megabytes of it each."""
+
+    def __init__(self, under_way: Counter[str], client: str, file: Callable[[], Awaitable[Response]]) -> None:
+        self._under_way, self._client, self._file = under_way, client, file
+        super().__init__()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if (full := self._why_full()) is not None:
+            exchange_of(scope).note_error(full)
+            await error_response(full)(scope, receive, send)
+            return
+        self._under_way[self._client] += 1
+        try:
+            response = await self._file()
+            await response(scope, receive, send)
+        finally:
+            self._under_way[self._client] -= 1
+            if not self._under_way[self._client]:
+                del self._under_way[self._client]
+
+    def _why_full(self) -> OverloadedError | None:
+        if self._under_way[self._client] >= _MOST_DOWNLOADS_OF_CLIENT:
+            text = f"{_MOST_DOWNLOADS_OF_CLIENT} videos are on their way to this client, which is the most"
+        elif self._under_way.total() >= _MOST_DOWNLOADS:
+            text = f"{_MOST_DOWNLOADS} videos are being sent by this hub, which is the most"
+        else:
+            return None
+        return OverloadedError(text, _RETRY_AFTER_S)
 
 
 class _File(StreamingResponse):

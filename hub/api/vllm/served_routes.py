@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -80,6 +82,29 @@ def close_unknown_routes(app: FastAPI) -> None:
         routes[position] = (
             WebSocketRoute(path, closed.hang_up) if is_websocket else Route(path, closed.refuse, methods=methods)
         )
+
+
+def describe_aside(app: FastAPI) -> None:
+    """Have the description of all routes made in a thread, once: that takes seconds."""
+    description = _Description(app)
+    routes: list[Any] = app.router.routes
+    for position, route in enumerate(routes):
+        if getattr(route, "path", "") == app.openapi_url:
+            routes[position] = Route(route.path, description.show, include_in_schema=False)
+
+
+class _Description:
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._made: asyncio.Task[bytes] | None = None
+
+    async def show(self, _: Request) -> Response:
+        if self._made is None or (self._made.done() and self._made.exception() is not None):
+            self._made = asyncio.create_task(asyncio.to_thread(self._make), name="openapi")
+        return Response(await asyncio.shield(self._made), media_type="application/json")
+
+    def _make(self) -> bytes:
+        return json.dumps(self._app.openapi()).encode()
 
 
 class _ClosedRoute:

@@ -35,7 +35,7 @@ from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
 from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
 from hub.api.vllm.pooling import PoolingClient, compare_apart, refusing_routes, score_beside_the_loop, set_defaults
-from hub.api.vllm.served_routes import close_unknown_routes
+from hub.api.vllm.served_routes import close_unknown_routes, describe_aside
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
@@ -108,6 +108,7 @@ class VllmFrontend:
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)
+        describe_aside(app)
         client.adapters.loads = True
         for handler in logging.getLogger().handlers:
             handler.addFilter(_ANSWERED_ERRORS)

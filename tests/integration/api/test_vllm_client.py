@@ -308,6 +308,15 @@ async def test_an_error_with_a_long_text_leaves_the_loop_to_others(frontend: Any
     assert turn.longest_s < 0.25
 
 
+@pytest.mark.attack("Z54")
+async def test_the_description_of_all_routes_is_made_beside_the_loop(frontend: Any) -> None:
+    async with serving(frontend, speak) as (client, _), longest_turn() as turn:
+        first, second = await asyncio.gather(*(client.get("/openapi.json") for _ in range(2)))
+        assert (first.status_code, first.content) == (200, second.content)
+        assert "/v1/chat/completions" in first.json()["paths"]
+    assert turn.longest_s < 0.25
+
+
 @pytest.mark.attack("Z40")
 async def test_a_cookie_that_is_slow_to_read_is_not_read(frontend: Any) -> None:
     async with serving(frontend, speak) as (client, _), longest_turn() as turn:

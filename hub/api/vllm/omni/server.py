@@ -31,7 +31,7 @@ from hub.api.vllm.omni.answers import HubAnswers
 from hub.api.vllm.omni.client import PipelineClient
 from hub.api.vllm.omni.errors import blame_wrong_values
 from hub.api.vllm.omni.pipeline import read_pipeline
-from hub.api.vllm.served_routes import close_unknown_routes
+from hub.api.vllm.served_routes import close_unknown_routes, describe_aside
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
 from omni_discovery.errors import ConfigError
 from omni_discovery.logs.setup import kept_log_levels
@@ -105,6 +105,7 @@ class OmniFrontend:
         # /invocations would find it, too.
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)
+        describe_aside(app)
         shutdown_unsupported_routes(app, client.endpoint_restrictions)
         # vLLM's loggers, and vLLM-Omni's below them, have a handler of their own.
         for handler in (*logging.getLogger().handlers, *logging.getLogger("vllm").handlers):

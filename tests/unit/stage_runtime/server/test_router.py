@@ -63,11 +63,16 @@ def test_a_revoked_hub_is_not_heard_until_it_is_revoked_no_more() -> None:
     assert peers.identify_peer(a, lambda: {"a"}) is not None
 
 
-def test_what_is_remembered_of_one_hub_is_bounded() -> None:
+@pytest.mark.attack("Z51")
+def test_of_one_hub_the_latest_connections_are_heard() -> None:
     peers = Peers(has_keys=True)
     peers.identify_peer(f"b/{TOKEN}".encode(), lambda: {"b"})
     for number in range(100):
         peers.identify_peer(f"a/{TOKEN}{number}".encode(), lambda: {"a"})
-    assert len(peers.known) == 17
+    assert len(peers.known) == 5
     assert f"b/{TOKEN}".encode() in peers.known
     assert f"a/{TOKEN}99".encode() in peers.known
+    assert peers.identify_peer(f"a/{TOKEN}95".encode(), lambda: {"a"}) is None
+    assert peers.identify_peer(f"a/{TOKEN}96".encode(), lambda: {"a"}) is not None
+    with pytest.raises(ForeignIdentityError):
+        peers.identify_peer(f"a/{TOKEN}95".encode(), lambda: {"b"})
