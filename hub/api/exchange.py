@@ -16,6 +16,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
+from starlette.responses import PlainTextResponse
+
 from omni_discovery.errors import OmniError, RequestError
 from omni_discovery.failure_log import trace_id, word
 from omni_discovery.text import is_label
@@ -33,6 +35,8 @@ _LABEL: Final = "x-request-id"
 _ID: Final = "x-omni-request-id"
 _REPLICAS: Final = "x-omni-replicas"
 _OWN: Final = frozenset(name.encode() for name in (_LABEL, _ID, _REPLICAS))
+#: No path here is nearly so long, and a number in it is one that Python reads.
+_LONGEST_PATH: Final = 4096
 #: Replicas that the header and the log line name at most: one HTTP request may come to thousands for vLLM's server.
 _MOST_NAMED: Final = 32
 #: What clients are called by is made with it: it tells neither an address nor a key.
@@ -169,6 +173,9 @@ class Exchanges:
         """See ASGI."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
+            return
+        if len(scope["path"]) > _LONGEST_PATH and scope["type"] == "http":
+            await PlainTextResponse(f"a path has at most {_LONGEST_PATH} characters", 414)(scope, receive, send)
             return
         began_s = time.perf_counter()
         exchange = scope[_KEY] = Exchange(_take_label(scope), host_of(scope))

@@ -15,6 +15,8 @@ _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm
 
 #: Characters from which on a text is long: to encode them takes some tens of milliseconds.
 _LONG: Final = 1 << 16
+#: Characters of a text that is drawn: its model reads a few hundred, and its tokenizer all of them.
+LONGEST_DRAWN: Final = 1 << 16
 #: A chat template takes some 30 us for each message, in which as many characters are encoded.
 _EACH: Final = 256
 _COUNTED: Final = frozenset({"role", "content"})
@@ -73,6 +75,8 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
         prompt = "".join(part["text"] for part in content) if isinstance(content, list) else content
     if not isinstance(prompt, str) or not prompt.strip():
         raise InvalidRequestError("give a prompt, or messages whose last one says what to draw")
+    if len(prompt) > LONGEST_DRAWN:
+        raise InvalidRequestError(f"the prompt has {len(prompt)} characters; at most {LONGEST_DRAWN} are drawn")
     return prompt
 
 

@@ -447,6 +447,7 @@ ATTACKS: Final = (
     Attack("Z52", "tens of thousands of companions, for sixteen answers", "counted first, once"),
     Attack("Z53", "downloads of a video that nobody reads", "16 of one client, 256 of a hub"),
     Attack("Z54", "the description of all routes of vLLM's server, which takes seconds to make", "made in a thread"),
+    Attack("Z55", "a path with a number of five thousand digits, for a traceback in the log each", "414"),
 )
 
 #: Rows without a test, and why.

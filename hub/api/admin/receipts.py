@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 #: Requests of a list, if the caller says nothing.
 _USUAL_LIMIT: Final = 50
+_DIGITS: Final = 9
 #: What a page may not keep: it is true for this moment.
 _HEADERS: Final = {"Cache-Control": "no-store"}
 _YES: Final = frozenset({"1", "true", "yes"})
@@ -80,7 +81,7 @@ def _requests(omni: AsyncOmni, request: Request) -> dict[str, Any]:
 def _limit(text: str | None) -> int:
     if text is None:
         return _USUAL_LIMIT
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= MOST_LISTED):
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS and 1 <= int(text) <= MOST_LISTED):
         raise InvalidRequestError(f"'limit' is {text[:40]!r}; take 1 to {MOST_LISTED}")
     return int(text)
 

@@ -15,7 +15,7 @@ from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.handoffs import joined
 from stage_runtime.engines.pictures.partial_images import PartialImages
-from stage_runtime.engines.prompts import prompt_text
+from stage_runtime.engines.prompts import LONGEST_DRAWN, prompt_text
 from stage_runtime.engines.sampling import Seed, checked
 
 #: Names in a hand-off that hold a prompt's embeddings; the first that is there counts.
@@ -42,7 +42,7 @@ class PipelineParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     true_cfg_scale: Annotated[float, Meta(ge=0, le=100)] | None = None
     height: _Side | None = None
     width: _Side | None = None
-    negative_prompt: str | None = None
+    negative_prompt: Annotated[str, Meta(max_length=LONGEST_DRAWN)] | None = None
     partial_images: PartialImages | None = None
 
 

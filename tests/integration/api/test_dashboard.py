@@ -95,6 +95,14 @@ def test_a_cookie_that_is_slow_to_read_is_not_read(stranger: httpx.Client, path:
     assert time.monotonic() - began_s < 5
 
 
+@pytest.mark.attack("Z55")
+def test_a_path_without_end_is_no_defect(served: DashboardHub, stranger: httpx.Client) -> None:
+    """Python reads no number of five thousand digits, and said so in the log for each."""
+    answer = stranger.post(f"replicas/{'9' * 5000}/0/cordon", json={})
+    assert (answer.status_code, "at most 4096 characters" in answer.text) == (414, True)
+    assert stranger.post(f"replicas/{'9' * 4000}/0/cordon", json={}).status_code == 401
+
+
 @pytest.mark.attack("C28")
 def test_a_cookie_looks_and_only_its_own_page_acts(served: DashboardHub, stranger: httpx.Client) -> None:
     """The cookie is all that another site, or a server at another port of this host, can send or get."""

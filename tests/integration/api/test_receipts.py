@@ -168,6 +168,7 @@ async def test_what_is_not_there_is_told_with_what_is() -> None:
             ("/admin/replicas/5/0", 404, "no stage 5; it has 0"),
             ("/admin/requests?limit=0", 400, "take 1 to"),
             ("/admin/requests?limit=x", 400, "take 1 to"),
+            ("/admin/requests?limit=0000000019999", 400, "take 1 to"),
             ("/admin/requests?fail=1", 400, "there are failed, waiting and limit"),
         ]:
             answer = await http.get(path)

@@ -52,7 +52,24 @@ _FEW: Final = frozenset(
     {"stop", "stop_sequences", "stop_token_ids", "bad_words", "logit_bias", "vllm_xargs", "include", "metadata"}
 )
 #: Lists of texts, or of prompts, by the routes that read them. A tokenizer begins with each, however short it is.
-_LISTS: Final = frozenset(("input", "prompt", "text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"))
+_LISTS: Final = frozenset(
+    (
+        *(
+            "input",
+            "inputs",
+            "prompt",
+            "texts",
+            "text_1",
+            "text_2",
+            "queries",
+            "documents",
+            "items",
+            "data_1",
+            "data_2",
+        ),
+        "images",
+    )
+)
 #: Tokens of texts that are made longer, to the model's context, in one request: an entry of a list for each.
 MAX_PADDED_TOKENS: Final = 4 << 20
 #: Fields that make up the prompts; all others are said of each answer to each of them.
@@ -176,8 +193,9 @@ def _check_counts(parts: Mapping[str, msgspec.Raw], *, reads_items: bool) -> Non
         check_item_objects(bytes(parts.get("input", b"")))
     of_messages = {*_OF_MESSAGES, "input"} if reads_items else _OF_MESSAGES
     check_message_values(bytes(part) for name, part in parts.items() if name in of_messages)
-    for name in _FEW & parts.keys():
-        check_few_values(name, bytes(parts[name]))
+    for each in (parts, _params_in(parts)):
+        for name in _FEW & each.keys():
+            check_few_values(name, bytes(each[name]))
 
 
 def _check_arguments(parts: Mapping[str, msgspec.Raw]) -> None:
@@ -215,6 +233,12 @@ def _is_asked(parts: Mapping[str, msgspec.Raw], name: str) -> bool:
     return bytes(parts.get(name, b"false")) not in {b"false", b"null"}
 
 
+def _params_in(parts: Mapping[str, msgspec.Raw]) -> Mapping[str, msgspec.Raw]:
+    """The parameters of ``/inference/v1/generate``, which are a part of its body."""
+    params = bytes(parts.get("sampling_params", b""))
+    return _parts_decoder.decode(params) if params.startswith(b"{") else {}
+
+
 def _value_in(value: bytes) -> Any:
     """A value, as the server reads it: a text may be written with escapes; None for what is none."""
     try:
@@ -243,7 +267,8 @@ def _check_taken(parts: Mapping[str, msgspec.Raw]) -> None:
 
 def _check_repeated(parts: Mapping[str, msgspec.Raw], prompts: int) -> None:
     each_bytes = sum(len(bytes(part)) for name, part in parts.items() if name not in _PROMPTS)
-    answers = prompts * max(1.0, _number_in(bytes(parts.get("n", b""))) or 1.0)
+    of_each = (_number_in(bytes(each.get("n", b""))) for each in (parts, _params_in(parts)))
+    answers = prompts * max(1.0, *(number or 1.0 for number in of_each))
     if each_bytes * answers > MAX_REPEATED_BYTES:
         raise InvalidRequestError(
             f"what is asked beside the prompts has {each_bytes} bytes, which count for each of {answers:g} answers, "

@@ -43,6 +43,7 @@ _OF_TOKENS: Final = (
 )
 #: Fields of a request, or of a part of one, that name a file or an address.
 _FILES: Final = (
+    *("ref_audio_2", "emo_audio"),
     *("ref_audio", "speaker_embedding", "image", "images", "input_image", "reference_image", "reference_images"),
     *("image_url", "input_audio", "audio_url", "video_url", "audio", "video", "file", "image_embeds", "audio_embeds"),
 )
@@ -121,7 +122,7 @@ def refusal_of_chat(asked: Mapping[str, Any]) -> str:
 
 def _brought(asked: Mapping[str, Any]) -> Iterator[str]:
     yield from (name for name in _FILES if name not in _OPTIONS and asked.get(name) is not None)
-    for item in mappings(asked.get("items")):
+    for item in mappings([asked.get("items"), asked.get("extra_params")]):
         yield from (name for name in _FILES if item.get(name) is not None)
     for field in _SAID:
         for message in mappings(asked.get(field)):

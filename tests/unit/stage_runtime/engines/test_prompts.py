@@ -23,6 +23,9 @@ def test_a_prompt_is_read_as_tokens_or_as_text() -> None:
     assert read_prompt(Tokenizer(), {"prompt": "ab", "mm_features": None}) == [97, 98]
     assert read_prompt(Tokenizer(), {"prompt_token_ids": [1, 2]}) == [1, 2]
     assert prompt_text({"prompt": "a cat"}) == "a cat"
+    assert prompt_text({"prompt": "a" * 65_536})
+    with pytest.raises(InvalidRequestError, match="65537 characters; at most 65536 are drawn"):
+        prompt_text({"prompt": "a" * 65_537})
 
 
 class Templated(Tokenizer):

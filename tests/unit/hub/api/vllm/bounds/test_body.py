@@ -292,6 +292,7 @@ async def test_a_body_waits_for_its_turn_before_the_server_reads_it(
         ({"prompt": ["a"] * 500, "n": 2}, 1000),
         ({"prompt": "a", "n": "1000"}, 1000),
         ({"prompt": "a", "n": "1_000"}, 1000),
+        ({"token_ids": [5], "sampling_params": {"n": 1000}}, 1000),
         ({"prompt": [5, 6], "n": 1000.0}, 1000),
         ({"messages": [[{"role": "user", "content": "a"}]] * 250, "n": 4}, 1000),
     ],
@@ -316,7 +317,7 @@ def test_a_number_may_be_written_with_escapes() -> None:
 
 @pytest.mark.attack("Z49")
 @pytest.mark.parametrize("text", ["", "a", [5]], ids=str)
-@pytest.mark.parametrize("name", ["input", "prompt", "documents", "text_2", "queries", "items", "data_1"])
+@pytest.mark.parametrize("name", ["input", "prompt", "documents", "text_2", "queries", "items", "data_1", "texts"])
 def test_a_request_has_so_many_texts_however_short(name: str, text: Any) -> None:
     """Five million empty ones are 15 MB, and a tokenizer begins with each."""
     assert check_body(json.dumps({name: [text] * 16_384}).encode()).texts == 16_384
@@ -333,6 +334,12 @@ async def test_texts_that_are_padded_have_a_bound_of_tokens() -> None:
         body = Body({"type": "http", "headers": []}, receive, 32_768)
         with pytest.raises(InvalidRequestError, match=said) if said else nullcontext():
             body.check(json.dumps({"input": ["a"] * texts, "padding": "max_length"}).encode())
+
+
+@pytest.mark.attack("Z29")
+def test_values_of_nested_parameters_are_few() -> None:
+    with pytest.raises(InvalidRequestError, match="stop_token_ids: more than 4096 values"):
+        check_body(json.dumps({"token_ids": [5], "sampling_params": {"stop_token_ids": [1] * 5000}}).encode())
 
 
 def test_a_long_prompt_does_not_count_for_each_answer() -> None:

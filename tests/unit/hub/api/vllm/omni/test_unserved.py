@@ -59,6 +59,8 @@ def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
         ({"input": "hi", "ref_audio": "http://169.254.169.254/latest"}, "ref_audio"),
         ({"input": "hi", "ref_audio": "file:///etc/passwd"}, "ref_audio"),
         ({"items": [{"input": "hi", "ref_audio": "http://10.0.0.1/"}]}, "ref_audio"),
+        ({"input": "hi", "ref_audio_2": "data:audio/wav;base64,AAAA"}, "ref_audio_2"),
+        ({"input": "hi", "extra_params": {"emo_audio": "data:audio/wav;base64,AAAA"}}, "emo_audio"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
         ({"messages": [{"role": "user", "content": [{"video_url": {"url": "http://a/"}}]}]}, "video_url"),
         ({"messages": [{"role": "user", "content": [{"type": "something"}]}]}, "something"),
