@@ -7,11 +7,13 @@ import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError, InternalServerError, UnprocessableEntityError
 
 from stage_runtime.engines.echo.engine import draw_png
 from tests.support.hub_fakes import until
+from tests.support.longest_turn import longest_turn
 from tests.support.speaking import DRAWER, SPEAKER, Served, served
 
 PROMPT = "one two three"
@@ -134,3 +136,14 @@ async def test_a_prompt_of_which_nothing_is_drawn_is_told_from_a_failure() -> No
     async with served(document) as hub, hub.client as client:
         with pytest.raises(UnprocessableEntityError, match="nothing was drawn"):
             await client.images.generate(prompt="a cat")
+
+
+@pytest.mark.attack("Z52")
+async def test_companions_are_counted_once_and_before_they_are_looked_at(hub: Served) -> None:
+    """Sixty thousand of them, for sixteen answers, held the loop for four seconds."""
+    companions = {f"a{number}": "x" for number in range(60_000)}
+    asked = {"messages": [{"role": "user", "content": "a cat"}], "companions": companions, "n": 16}
+    async with httpx.AsyncClient(base_url=hub.address) as http, longest_turn() as turn:
+        refused = await http.post("/v1/chat/completions", json=asked, timeout=30.0)
+    assert (refused.status_code, "60000 companions; a request may have 8" in refused.text) == (400, True)
+    assert turn.longest_s < 0.4
