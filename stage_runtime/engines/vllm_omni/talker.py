@@ -117,9 +117,12 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
     def _check_mark(self, value: Any, name: str) -> None:
-        wanted = (1, 1, self.hidden_size)
-        if not _is_floats(value) or tuple(value.shape) != wanted:
-            raise InvalidRequestError(f"the hand-off's {name} must be floats of the shape {wanted}")
+        shape = tuple(getattr(value, "shape", ()))
+        if not _is_floats(value) or len(shape) != _DIMENSIONS + 1 or not shape[0] or shape[1:] != (1, self.hidden_size):
+            raise InvalidRequestError(
+                f"the hand-off's {name} must be floats of the shape (1 or more, 1, {self.hidden_size});"
+                f" it is {shape or type(value).__name__}"
+            )
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
@@ -135,7 +138,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Of a table of hidden states.
 _DIMENSIONS: Final = 2
-#: The marks of speech, hidden states of one place each, and how the names of shapes end.
+#: The marks of speech, one for each step of the thinker, all the same; and how the names of shapes end.
 _MARKS: Final = ("tts_bos", "tts_eos", "tts_pad")
 _SHAPE: Final = "_shape"
 #: What a thinker hands over, by part of its payload.

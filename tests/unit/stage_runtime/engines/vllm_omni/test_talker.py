@@ -73,6 +73,7 @@ def of_3(**more: Any) -> dict[str, Any]:
 def test_hidden_states_that_fit_are_taken() -> None:
     OF_2_5.check(of_2_5(), is_first=True)
     OF_3.check(of_3(), is_first=True)
+    OF_3.check(of_3(embed={**of_3()["embed"], "tts_pad": torch.zeros(12, 1, 8)}), is_first=True)
     OF_3.check({"embed": {"decode": torch.zeros(1, 8)}}, is_first=False)
     # The last piece may say no more than that.
     OF_3.check({"meta": {"finished": True}}, is_first=False)
@@ -108,7 +109,8 @@ def test_hidden_states_that_fit_are_taken() -> None:
         (OF_3, of_3(embed={**of_3()["embed"], "prefill": torch.zeros(len(CHAT) + 1, 1, 8)})),
         (OF_3, of_3(hidden_states={"output": torch.zeros(len(CHAT) + 1, 1, 8)})),
         (OF_3, of_3(embed={**of_3()["embed"], "tts_bos": torch.zeros(1, 8)})),
-        (OF_3, of_3(embed={**of_3()["embed"], "tts_pad": torch.zeros(5, 1, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_pad": torch.zeros(0, 1, 8)})),
+        (OF_3, of_3(embed={**of_3()["embed"], "tts_pad": torch.zeros(5, 8)})),
         (OF_3, of_3(embed={**of_3()["embed"], "tts_eos": None})),
         (OF_3, of_3(embed={**of_3()["embed"], "decode": torch.zeros(3, 9)})),
         (OF_3, of_3(embed={**of_3()["embed"], "decode": "x"})),
