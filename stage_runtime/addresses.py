@@ -8,6 +8,7 @@ from typing import Final
 
 from omni_discovery.errors import ConfigError
 from omni_discovery.etcd.config import parse_endpoints, socket_path
+from omni_discovery.records.addresses import is_loopback
 
 _LOOPBACK: Final = {"localhost": "127.0.0.1", "ip6-localhost": "::1", "ip6-loopback": "::1"}
 
@@ -16,12 +17,14 @@ def find_hosts(endpoints: str, replica_address: str = "") -> tuple[str, str]:
     """The host to bind and the host to advertise.
 
     ``replica_address``, if the operator gave one, is advertised as it is and all interfaces are bound, because it may
-    be an address of a NAT or of a load balancer. Otherwise both are the address from which this machine reaches etcd;
-    for a socket, which only this machine reaches, that is 127.0.0.1.
+    be an address of a NAT or of a load balancer; a loopback address is bound alone. Otherwise both are the address from
+    which this machine reaches etcd; for a socket, which only this machine reaches, that is 127.0.0.1.
     Raise ConfigError if there is no route to any endpoint.
     """
     if replica_address:
         host = replica_address.strip("[]")
+        if is_loopback(host):
+            return _LOOPBACK.get(host, host), host
         return ("::" if _is_only_ipv6(host) else "0.0.0.0"), host  # noqa: S104
     failures = []
     for endpoint in parse_endpoints(endpoints):

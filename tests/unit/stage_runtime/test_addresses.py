@@ -79,9 +79,12 @@ def test_it_is_the_address_from_which_this_machine_talks_to_etcd(endpoints: str,
         ("six", "::", "six"),
         ("both", "0.0.0.0", "both"),
         ("nowhere", "0.0.0.0", "nowhere"),
+        ("127.0.0.3", "127.0.0.3", "127.0.0.3"),
+        ("localhost", "127.0.0.1", "localhost"),
+        ("[::1]", "::1", "::1"),
     ],
 )
-def test_an_address_that_is_given_is_advertised_as_it_is_and_all_interfaces_are_listened_on(
+def test_an_address_that_is_given_is_advertised_and_all_interfaces_listened_on_but_for_loopback(
     given: str, bound: str, advertised: str
 ) -> None:
     assert find_hosts("192.0.2.1:2379", given) == (bound, advertised)
