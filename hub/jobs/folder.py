@@ -92,7 +92,8 @@ class JobFolder:
     def _check_room(self, size_bytes: int) -> None:
         disk = os.statvfs(self._path)
         left = min(int(disk.f_blocks * disk.f_frsize * _LEFT_FREE), _MOST_LEFT_FREE_BYTES)
-        if disk.f_bavail * disk.f_frsize - size_bytes < left:
+        # Some file systems do not say how much there is.
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize - size_bytes < left:
             raise JobStoreUnavailableError(_NO_ROOM)
 
     def _remove(self, only: Collection[str] | None, older_than_s: float | None, spared: Collection[str] = ()) -> int:

@@ -46,16 +46,20 @@ class StageLoad(msgspec.Struct, frozen=True):
     slots: int
     #: Its mean service time; None before the first request.
     mean_service_s: float | None
-    #: Of the slots, those in which requests of this hub are now.
+    #: Of the slots, those in which requests of this hub are now, or that it may use at once.
     own: int = 0
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The limits of one hub. ``live_hubs`` share the slots of every stage, as far as their records tell."""
+    """The limits of one hub. ``live_hubs`` share the slots of every stage, as far as their records tell.
+
+    ``least_part`` is the part of the slots of every stage that this hub has at least, whatever those tell.
+    """
 
     max_waiting: int
     max_in_flight: int
     live_hubs: int = 1
+    least_part: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,9 @@ def find_rejection(stages: Iterable[StageLoad], bounds: Bounds, in_flight: int, 
     A stage without any slot rejects no request: its replicas may be starting, and the pick waits for them.
     """
     path = tuple(stages)
+    # What it has at one stage it will have behind that, where it has nothing yet.
+    parts = (min(1.0, stage.own / stage.slots) for stage in path if stage.slots)
+    bounds = msgspec.structs.replace(bounds, least_part=max(parts, default=0.0))
     worst = max((_of_stage(stage, bounds, timeout_s) for stage in path), key=_retry_after_s, default=None)
     if worst is not None:
         return worst
@@ -129,8 +136,8 @@ def _seconds_each(stage: StageLoad, bounds: Bounds) -> float:
 
 
 def _share(stage: StageLoad, bounds: Bounds) -> float:
-    """How many slots this hub may count on: those that it has, or its part of all. Anybody may write hubs' records."""
-    return max(stage.slots / max(1, bounds.live_hubs), min(stage.own, stage.slots))
+    """How many slots this hub may count on: what it has, or its part of all. Anybody may write hubs' records."""
+    return stage.slots * max(1 / max(1, bounds.live_hubs), bounds.least_part)
 
 
 def _retry_after_s(rejection: Rejection | None) -> float:
@@ -298,7 +305,7 @@ class Admission:
         loads = []
         for stage_id in request.plan.stages:
             pool, backlog = release.pools[stage_id].core, self.backlog.of(stage_id, release.fingerprints[stage_id])
-            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s, pool.in_flight_count))
+            loads.append(StageLoad(stage_id, backlog, pool.members.slots, pool.mean_service_s, pool.usable_slots))
         rejection = find_rejection(
             loads, Bounds(config.max_waiting, config.max_in_flight, live_hubs), in_flight, request.timeout_s
         )

@@ -648,9 +648,9 @@ class Pool:
     # ---- status
 
     @property
-    def in_flight_count(self) -> int:
-        """How many requests of this hub are at its replicas."""
-        return len(self._bindings)
+    def usable_slots(self) -> int:
+        """How many slots this hub uses, and may use at once as far as that is known: one of each replica."""
+        return len(self._bindings) + self.indices.free_count
 
     @property
     def status(self) -> StageStatus:

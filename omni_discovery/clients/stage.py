@@ -30,7 +30,7 @@ from omni_discovery.registration.leased_key import Listener
 from omni_discovery.registration.registrars import ReplicaRegistrar, changed_record, checked, replica_id_of
 from omni_discovery.view.known_hubs import KnownHubs
 from omni_discovery.view.known_producers import KnownProducers
-from omni_discovery.view.long_lists import fill
+from omni_discovery.view.long_lists import fill, run_aside
 from omni_discovery.view.table import ReplicaTable
 from omni_discovery.view.watcher import Watcher
 
@@ -197,7 +197,7 @@ class OmniCoordClientForStage(RegistryClient):
                     await fill(table, await kv.list(keys.replicas_prefix(self._config.namespace, stage_id)), 0.0)
                     found += table.snapshot().replicas.values()
                 # In a thread: what others have written may take seconds, and this loop renews the lease.
-                await asyncio.to_thread(producers.apply_records, found)
+                await run_aside(producers.apply_records, found)
             except RegistryError as error:
                 logger.debug("producers.unknown reason=%s", error)
                 producers.read_failed()

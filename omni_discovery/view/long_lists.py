@@ -24,13 +24,13 @@ async def fill(table: ReplicaTable, listing: Listing, at_s: float) -> Delta:
     """
     if not _is_long(listing.items):
         return table.replace(listing, at_s)
-    return await _in_thread(table.replace, listing, at_s)
+    return await run_aside(table.replace, listing, at_s)
 
 
 async def reconcile(table: ReplicaTable, listing: Listing, wall_s: Callable[[], float]) -> tuple[Delta, int]:
     """``table.reconcile``; where it has much to read, that is read in a thread before, while batches may be applied."""
     newer = table.newer(listing)
-    ahead = await _in_thread(table.read_ahead, newer) if _is_long(newer) else {}
+    ahead = await run_aside(table.read_ahead, newer) if _is_long(newer) else {}
     return table.reconcile(listing, wall_s(), ahead)
 
 
@@ -38,7 +38,8 @@ def _is_long(items: Iterable[KeyValue]) -> bool:
     return sum(_ITEM_BYTES + len(item.key) + len(item.value) for item in items) > _AT_ONCE_BYTES
 
 
-async def _in_thread(call: Callable[..., _Made], *arguments: Any) -> _Made:
+async def run_aside(call: Callable[..., _Made], *arguments: Any) -> _Made:
+    """Call it in a thread of its own."""
     # Not one of those of the loop, in which look-ups of names may hang.
     thread = ThreadPoolExecutor(1, "view")
     try:

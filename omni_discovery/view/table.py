@@ -205,12 +205,11 @@ class ReplicaTable:
         self._deleted = {}
 
     def newer(self, listing: Listing) -> list[KeyValue]:
-        """What of a list is newer than what is known, in its order; as many as are read at most."""
+        """The records of a list that are newer than what is known, in its order; as many as are read at most."""
         rows = self._rows
+        records = (item for item in listing.items if self._bounds_of(item.key) is not None)
         found = (
-            item
-            for item in listing.items
-            if (row := rows.get(item.key)) is None or item.mod_revision > row.item.mod_revision
+            item for item in records if (row := rows.get(item.key)) is None or item.mod_revision > row.item.mod_revision
         )
         return list(islice(found, MOST_REPLICAS.records))
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import os
 import socket as sockets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
@@ -31,20 +33,42 @@ _MIN_TOKEN: Final = 16
 #: How many connections of one hub are heard, the latest: it has one, and another after each loss. ZMQ takes messages
 #: from all connections in turn, and a long one takes 0.2 s to be read.
 _MAX_OF_HUB: Final = 4
-#: How many proved routing ids are remembered of all hubs, and how many that are heard no more.
+#: So many new ones of a hub are heard at once, and one more in each second.
+_MOST_NEW: Final = 8
+#: How many proved routing ids are remembered of all hubs, how many that are heard no more, and how many hubs.
 _MAX_KNOWN: Final = 4096
 _MAX_FORMER: Final = 16_384
+_MAX_HUBS: Final = 4096
+
+
+@dataclass(slots=True)
+class _Heard:
+    """The connections of one hub: the latest are heard, and not too many new ones."""
+
+    since_s: float
+    room: float = _MOST_NEW
+    routing_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+    def takes_new(self, now_s: float) -> bool:
+        self.room = min(_MOST_NEW, self.room + now_s - self.since_s)
+        self.since_s = now_s
+        if self.room < 1:
+            return False
+        self.room -= 1
+        return True
 
 
 class Peers:
     """The routing ids of one socket. ``has_keys``: every connection carries the key that it has proved."""
 
-    def __init__(self, *, has_keys: bool) -> None:
+    def __init__(self, *, has_keys: bool, now: Callable[[], float] = time.monotonic) -> None:
         self._has_keys = has_keys
+        self._now = now
         self._revoked: frozenset[str] = frozenset()
         #: Connections whose hub id was proved and that can't change hands, by routing id.
         self.known: dict[bytes, Peer] = {}
-        #: Of hubs that have later ones.
+        #: By hub; and routing ids of those that have later ones.
+        self._heard: OrderedDict[str, _Heard] = OrderedDict()
         self._former: OrderedDict[bytes, None] = OrderedDict()
 
     def identify_peer(self, routing_id: bytes, hubs_of_key: Callable[[], Collection[str]]) -> Peer | None:
@@ -62,7 +86,7 @@ class Peers:
         hub_id, _, token = name.partition("/")
         if not hub_id or (self._has_keys and hub_id not in hubs_of_key()):
             raise ForeignIdentityError(f"the key is not the one of hub {hub_id!r}")
-        if hub_id in self._revoked or routing_id in self._former:
+        if hub_id in self._revoked or (self._has_keys and not self._hears(hub_id, routing_id)):
             return None
         peer = Peer(name, hub_id)
         if len(token) >= _MIN_TOKEN:
@@ -79,12 +103,31 @@ class Peers:
         of_hub = [key for key, known in self.known.items() if known.hub_id == peer.hub_id]
         if len(of_hub) >= _MAX_OF_HUB:
             del self.known[of_hub[0]]
-            self._former[of_hub[0]] = None
-            if len(self._former) > _MAX_FORMER:
-                self._former.popitem(last=False)
         elif len(self.known) >= _MAX_KNOWN:
             del self.known[next(iter(self.known))]
         self.known[routing_id] = peer
+
+    def _hears(self, hub_id: str, routing_id: bytes) -> bool:
+        """Whether a connection of a hub is one of its latest, or a new one that may be."""
+        if routing_id in self._former:
+            return False
+        heard = self._heard.get(hub_id)
+        if heard is None:
+            heard = self._heard[hub_id] = _Heard(self._now())
+            if len(self._heard) > _MAX_HUBS:
+                self._heard.popitem(last=False)
+        if routing_id in heard.routing_ids:
+            return True
+        if not heard.takes_new(self._now()):
+            return False
+        heard.routing_ids[routing_id] = None
+        if len(heard.routing_ids) > _MAX_OF_HUB:
+            former, _ = heard.routing_ids.popitem(last=False)
+            self.known.pop(former, None)
+            self._former[former] = None
+            if len(self._former) > _MAX_FORMER:
+                self._former.popitem(last=False)
+        return True
 
 
 #: A connection that has not shown its key by then is closed. libzmq's own limit is 30 s, and each holds a descriptor.

@@ -98,13 +98,20 @@ class _Description:
         self._app = app
         self._made: asyncio.Task[bytes] | None = None
 
-    async def show(self, _: Request) -> Response:
+    async def show(self, request: Request) -> Response:
         if self._made is None or (self._made.done() and self._made.exception() is not None):
-            self._made = asyncio.create_task(asyncio.to_thread(self._make), name="openapi")
+            self._made = asyncio.create_task(asyncio.to_thread(self._make, _root_of(request)), name="openapi")
         return Response(await asyncio.shield(self._made), media_type="application/json")
 
-    def _make(self) -> bytes:
-        return json.dumps(self._app.openapi()).encode()
+    def _make(self, root: str) -> bytes:
+        described = self._app.openapi()
+        servers = [{"url": root}, *described.get("servers", ())] if root else described.get("servers")
+        return json.dumps(described | ({"servers": servers} if servers else {})).encode()
+
+
+def _root_of(request: Request) -> str:
+    """Where the server is behind a proxy; empty at its root."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 class _ClosedRoute:

@@ -54,11 +54,13 @@ _MOST_BLOCK: Final = 1 << 31
 #: The sides of a transfer. A decode stage fetches, and hands nothing back.
 _SIDES: Final = {"do_remote_prefill": True, "do_remote_decode": False}
 _BLOCKS: Final = "remote_block_ids"
+#: Kinds of vLLM's caches that keep a whole prompt.
+_WHOLE: Final = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV cache of a decode replica: in how many groups it is, and tokens in a block; 0: that is not known."""
+    """The KV cache of a decode replica: in how many groups it is, and tokens in a block; 0: not to be told."""
 
     groups: int = 0
     block: int = 0
@@ -118,7 +120,7 @@ class PrefillDecode:
     def loaded(self, llm: Any) -> None:
         """Called once vLLM has loaded: finds out how decode replicas reach this one, or what this one fetches."""
         if self.role == DECODE:
-            self._cache = KvCache(_groups_of(llm), llm.vllm_config.cache_config.block_size)
+            self._cache = _cache_of(llm)
         if not self.is_prefill:
             return
         vllm_config = llm.vllm_config
@@ -186,11 +188,15 @@ class PrefillDecode:
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv_transfer_params}
 
 
-def _groups_of(llm: Any) -> int:
-    """Which attribute has them differs between versions of vLLM."""
+def _cache_of(llm: Any) -> KvCache:
+    """Which attributes have it differs between versions of vLLM."""
     scheduler = getattr(getattr(llm.engine_core, "engine_core", None), "scheduler", None)
     config = getattr(scheduler, "kv_cache_config", None)
-    return len(getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ())
+    groups = getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ()
+    kinds = {type(getattr(group, "kv_cache_spec", None)).__name__ for group in groups}
+    # Windows and states keep less than a block for each of a prompt's; with parallel contexts, a block has more tokens.
+    is_whole = kinds <= _WHOLE and getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1) == 1
+    return KvCache(len(groups), llm.vllm_config.cache_config.block_size if is_whole else 0)
 
 
 def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own: KvCache) -> None:
@@ -206,7 +212,8 @@ def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own
             raise PayloadError(f"the prefill's kv_transfer_params have {str(name)[:80]!r} as no prefill says it")
     if (blocks := params.get(_BLOCKS)) is not None:
         # A prefill whose blocks are of another size says so.
-        _check_blocks(blocks, prompt, replace(own, block=params.get("remote_block_size") or own.block))
+        block = (params.get("remote_block_size") or own.block) if own.block else 0
+        _check_blocks(blocks, prompt, replace(own, block=block))
 
 
 def _is_good(name: Any, value: Any) -> bool:

@@ -276,6 +276,11 @@ def ids_name(part: Mapping[str, Any]) -> str:
     return next((name for name in _IDS if name in part), "") if part.keys().isdisjoint(_NOT_ALONE) else ""
 
 
+def is_counted(part: Mapping[str, Any]) -> bool:
+    """Whether a piece of a hand-off has embeds or token ids: of its text alone, words may join those of the next."""
+    return any(name in part for name in (*_EMBEDS, *_IDS))
+
+
 def read_ids(value: Any, name: str) -> list[int]:
     """The token ids of a hand-off. Raise InvalidRequestError for what is none."""
     given = value.tolist() if hasattr(value, "tolist") else value

@@ -23,6 +23,7 @@ from stage_runtime.engines.vllm.prompt import (
     checked_prompt,
     count_ids,
     ids_name,
+    is_counted,
     read_handed,
     read_ids,
     salt_of,
@@ -51,10 +52,14 @@ class PartialPrompt:
     ahead: int = 0
     #: The tokens known so far, up to the end of the first stage that has pieces left to send.
     known: list[int] = field(default_factory=list)
-    #: How many parts they were read from, and under which name; none if those were more than token ids.
-    known_from: int = 0
+    #: Up to where they were read, in which stage's pieces and how many of those; and under which name, none if they
+    #: were more than token ids.
+    read_to: tuple[int, int] = (0, 0)
     known_name: str = ""
-    #: How long the prompt is so far, where it may be one of embeds.
+    #: How many pieces they were read from, and how many have come.
+    known_from: int = 0
+    came: int = 0
+    #: How long the prompt is so far, where it may be one of embeds; texts don't count yet.
     rows: int = 0
 
     @classmethod
@@ -70,8 +75,9 @@ class PartialPrompt:
             return
         if piece is not None:
             self.parts[from_stage].append(piece)
+            self.came += 1
             # Each has a token at least, but for some.
-            if sum(map(len, self.parts.values())) > model.max_model_len:
+            if self.came > model.max_model_len:
                 raise InvalidRequestError(
                     f"the hand-off has more pieces than this model takes tokens: {model.max_model_len}"
                 )
@@ -79,19 +85,19 @@ class PartialPrompt:
             self.owed.discard(from_stage)
         if model.embeds_size:
             # Embeds can't be prefilled ahead.
-            self.rows += 0 if piece is None else len(read_handed([piece], model))
+            self.rows += len(read_handed([piece], model)) if piece is not None and is_counted(piece) else 0
             check_length(self.rows, model.max_model_len, model.least_answer)
             return
-        parts = self._known_parts()
-        new = parts[self.known_from :]
+        new, read_to = self._unread()
         name = self.known_name or (ids_name(new[0]) if new and not self.known_from else "")
         if name and all(ids_name(part) == name for part in new):
             self._add_known([part[name] for part in new], name, model)
+            self.read_to = read_to
             return
         if not self.known_name and len(new) <= self.known_from // _UNREAD:
             return
-        self.known_from, self.known_name = len(parts), ""
-        prompt = read_handed(parts, model)
+        self.known_from, self.known_name, self.read_to = self.known_from + len(new), "", read_to
+        prompt = read_handed(self._known_parts(), model)
         # A part is checked, too: a prompt can only become longer. Only vLLM knows which tokens items become.
         known = bool(len(prompt)) and prompt.items is None
         self.known = list(checked_prompt(prompt, model).token_ids) if known else []
@@ -122,6 +128,15 @@ class PartialPrompt:
         came = self.request.payloads
         payloads = {stage: came.get(stage, {"pieces": parts}) for stage, parts in self.parts.items()}
         return replace(self.request, payloads=payloads, stream_from=())
+
+    def _unread(self) -> tuple[list[_Handed], tuple[int, int]]:
+        """The known parts that were not read yet, and up to where they are."""
+        stages, (at, offset) = list(self.parts), self.read_to
+        new = self.parts[stages[at]][offset:]
+        while stages[at] not in self.owed and at + 1 < len(stages):
+            at += 1
+            new += self.parts[stages[at]]
+        return new, (at, len(self.parts[stages[at]]))
 
     def _known_parts(self) -> list[_Handed]:
         known: list[_Handed] = []

@@ -418,8 +418,8 @@ class Body:
     def check(self, whole: bytes) -> None:
         """Raise InvalidRequestError if the whole body is refused. It may be called in a thread."""
         self.asked = check_body(whole, reads_items=self._scope.get("path") in _ROUTES_OF_ITEMS)
-        if self.asked.is_padded and self.asked.texts * self._most_tokens > MAX_PADDED_TOKENS:
-            most = max(1, MAX_PADDED_TOKENS // self._most_tokens)
+        most = max(1, MAX_PADDED_TOKENS // max(1, self._most_tokens))
+        if self.asked.is_padded and self.asked.texts > most:
             raise InvalidRequestError(f"padding: one request may have {most} texts that are padded; send several")
 
     def enter(self) -> None:

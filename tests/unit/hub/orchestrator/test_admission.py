@@ -79,6 +79,8 @@ def test_slots_that_this_hub_has_are_its_own_however_many_hubs_are_registered() 
     bounds = Bounds(64, 100, live_hubs=1000)
     assert find_rejection([StageLoad(0, 24, 8, 5.0)], bounds, in_flight=24, timeout_s=600.0) is not None
     assert find_rejection([StageLoad(0, 24, 8, 5.0, own=8)], bounds, in_flight=24, timeout_s=600.0) is None
+    behind = StageLoad(1, 24, 4, 5.0)
+    assert find_rejection([StageLoad(0, 24, 8, 5.0, own=8), behind], bounds, in_flight=24, timeout_s=600.0) is None
     full = find_rejection([StageLoad(0, 72, 8, 5.0, own=9)], bounds, in_flight=72, timeout_s=600.0)
     assert full is not None
     assert full.seconds_each == 5.0 / 8

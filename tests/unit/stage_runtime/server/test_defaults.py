@@ -15,4 +15,5 @@ def test_at_first_no_hub_has_asked_and_no_request_is_overdue_paused_or_parked() 
         "Ticket.overdue_at_s": inf,
         # No piece yet; their numbers begin at 0.
         "_Announced.last": -1,
+        "_Heard.room": 8,
     }

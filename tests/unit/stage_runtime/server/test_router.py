@@ -64,15 +64,32 @@ def test_a_revoked_hub_is_not_heard_until_it_is_revoked_no_more() -> None:
 
 
 @pytest.mark.attack("Z51")
-def test_of_one_hub_the_latest_connections_are_heard() -> None:
-    peers = Peers(has_keys=True)
-    peers.identify_peer(f"b/{TOKEN}".encode(), lambda: {"b"})
+@pytest.mark.parametrize("token", [TOKEN, ""], ids=["proved once", "proved with every frame"])
+def test_of_one_hub_the_latest_connections_are_heard_and_few_new_ones(token: str) -> None:
+    """1. a hundred, one each second  2. a hundred at once: eight of them  3. a second later, one more"""
+    now_s = [0.0]
+    peers = Peers(has_keys=True, now=lambda: now_s[0])
+
+    def hears(number: int, hub: str = "a") -> bool:
+        return peers.identify_peer(f"{hub}/{token}{number}".encode(), lambda: {hub}) is not None
+
+    assert hears(0, "b")
     for number in range(100):
-        peers.identify_peer(f"a/{TOKEN}{number}".encode(), lambda: {"a"})
-    assert len(peers.known) == 5
-    assert f"b/{TOKEN}".encode() in peers.known
-    assert f"a/{TOKEN}99".encode() in peers.known
-    assert peers.identify_peer(f"a/{TOKEN}95".encode(), lambda: {"a"}) is None
-    assert peers.identify_peer(f"a/{TOKEN}96".encode(), lambda: {"a"}) is not None
+        now_s[0] += 1.0
+        assert hears(number)
+    assert [number for number in range(100) if hears(number)] == [96, 97, 98, 99]
+    now_s[0] += 100.0
+    assert [hears(number) for number in range(100, 200)] == [True] * 8 + [False] * 92
+    assert hears(0, "b")
+    now_s[0] += 1.0
+    assert [hears(number) for number in range(150, 152)] == [True, False]
+    assert len(peers.known) == (5 if token else 0)
     with pytest.raises(ForeignIdentityError):
-        peers.identify_peer(f"a/{TOKEN}95".encode(), lambda: {"b"})
+        peers.identify_peer(f"a/{token}0".encode(), lambda: {"b"})
+
+
+def test_without_keys_nobody_can_shut_a_hub_out() -> None:
+    peers = Peers(has_keys=False)
+    for number in (*range(100), 0):
+        assert peers.identify_peer(f"a/{TOKEN}{number}".encode(), frozenset) is not None
+    assert len(peers.known) == 4

@@ -105,6 +105,13 @@ def test_embeds_without_end_are_refused_before_they_are_copied() -> None:
         prompt.add_piece(0, {"prompt_embeds": torch.ones(10, 8)}, limits, is_last=False)
 
 
+def test_texts_of_a_model_of_embeds_count_together_in_the_end() -> None:
+    prompt, limits = partial(0), model(embeds_size=8)
+    for _ in range(127):
+        prompt.add_piece(0, {"text": "ab"}, limits, is_last=False)
+    assert prompt.rows == 0
+
+
 @pytest.mark.parametrize(
     "wrong", [torch.ones(2, 2, dtype=torch.int64), torch.tensor(7), "ab", 7, None, {"a": 1}], ids=str
 )
