@@ -86,8 +86,9 @@ class Door:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        # Nothing behind it reads a cookie, but for libraries that do so for every request, and long for some.
-        scope["headers"] = [header for header in scope["headers"] if header[0] != b"cookie"]
+        # Nothing of ours reads a cookie, but libraries do for every request, in a time that grows with the square of
+        # the backslashes.
+        scope["headers"] = [each for each in scope["headers"] if each[0] != b"cookie" or b"\\" not in each[1]]
         if self._locks.metrics_moved and is_metrics(scope["path"]):
             await _not_here(scope)(scope, receive, send)
             return
