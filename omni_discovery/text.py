@@ -75,9 +75,9 @@ class _Kinds(dict[str, str]):
     """The kind of each character that was asked for."""
 
     def __missing__(self, char: str) -> str:
-        kind = _kind(char)
-        if len(self) < _MOST_KINDS:
-            self[char] = kind
+        if len(self) >= _MOST_KINDS:
+            self.clear()
+        kind = self[char] = _kind(char)
         return kind
 
 

@@ -249,6 +249,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "engine.misspelled": "an engine of another package has a method whose name looks mistaken",
     "engine.output_failed": "the engine's output of a request could not be made; that request fails",
     "engine.pause_failed": "the engine raised when a request was paused or continued",
+    "engine.kv_not_fetched": "a prefill's blocks are too few for its prompt, which this replica reads itself",
     "engine.port_not_sealed": "a port of the engine's ranks is open to users of this host",
     "etcd.advisories": "etcd's release has published weaknesses by which tenants break out",
     "etcd.away": "no endpoint of etcd answers; what was known goes on to hold",

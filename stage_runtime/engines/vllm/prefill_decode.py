@@ -11,16 +11,20 @@ the decode stage fetches it; an attempt that repeats or resumes computes the pro
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.deploy.engine_args import DECODE, PREFILL
 from omni_discovery.errors import ConfigError
+from omni_discovery.log_once import LogOnce
 from stage_runtime.config import PayloadError
 from stage_runtime.engines.base import StageRequest
+
+logger = logging.getLogger(__name__)
 
 #: Between two checks of whether the KV was fetched.
 _PAUSE_S: Final = 0.002
@@ -54,6 +58,7 @@ _MOST_BLOCK: Final = 1 << 31
 #: The sides of a transfer. A decode stage fetches, and hands nothing back.
 _SIDES: Final = {"do_remote_prefill": True, "do_remote_decode": False}
 _BLOCKS: Final = "remote_block_ids"
+_EXPIRY: Final = "remote_blocks_expiry_time"
 #: Kinds of vLLM's caches that keep a whole prompt.
 _WHOLE: Final = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
 
@@ -64,6 +69,8 @@ class KvCache:
 
     groups: int = 0
     block: int = 0
+    #: Whether blocks are named by group.
+    is_grouped: bool = False
 
 
 class PrefillDecode:
@@ -83,6 +90,7 @@ class PrefillDecode:
         self._own: dict[str, Any] = {}
         self._kv_hosts: list[str] = []
         self._cache = KvCache()
+        self._log_once = LogOnce()
         if self.role is None:
             return
         if self.role not in _KV_ROLES:
@@ -163,6 +171,13 @@ class PrefillDecode:
         handed = self._handed_to(request)
         if handed is None or request.attempt > 0 or request.resume is not None:
             return
+        if not self._has_enough(handed):
+            if self._log_once.should():
+                text = (
+                    "engine.kv_not_fetched at=%s: a prefill names too few blocks for its prompt, which is read here: %s"
+                )
+                logger.warning(text, self._where, "is its block_size another one?")
+            return
         self._give(params, dict(handed["kv_transfer_params"]))
 
     def hand_over(self, request: StageRequest, prompt_token_ids: Sequence[int], returned: Any) -> dict[str, Any]:
@@ -183,6 +198,18 @@ class PrefillDecode:
         _check_kv_params(params, self.connector, len(prompt), self._cache)
         return handed
 
+    def _has_enough(self, handed: Mapping[str, Any]) -> bool:
+        """Whether the blocks are as many as a prompt of these tokens has here; vLLM asserts it in the engine's step.
+
+        A prefill whose blocks are larger has fewer, and only vLLM's handshake tells that: its KV is not fetched.
+        """
+        blocks, prompt = handed["kv_transfer_params"].get(_BLOCKS), len(handed["prompt_token_ids"])
+        if blocks is None or not self._cache.block:
+            return True
+        (row, *more) = [blocks] if _is_flat(blocks) else blocks
+        # Of several groups, some may keep the end of a prompt only.
+        return bool(more) or len(row) * self._cache.block >= prompt
+
     @staticmethod
     def _give(params: Any, kv_transfer_params: dict[str, Any]) -> None:
         params.extra_args = {**(params.extra_args or {}), "kv_transfer_params": kv_transfer_params}
@@ -195,8 +222,13 @@ def _cache_of(llm: Any) -> KvCache:
     groups = getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ()
     kinds = {type(getattr(group, "kv_cache_spec", None)).__name__ for group in groups}
     # Windows and states keep less than a block for each of a prompt's; with parallel contexts, a block has more tokens.
-    is_whole = kinds <= _WHOLE and getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1) == 1
-    return KvCache(len(groups), llm.vllm_config.cache_config.block_size if is_whole else 0)
+    is_whole = (
+        bool(kinds)
+        and kinds <= _WHOLE
+        and getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1) == 1
+    )
+    block = llm.vllm_config.cache_config.block_size if is_whole else 0
+    return KvCache(len(groups), block, hasattr(config, "transfer_groups"))
 
 
 def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own: KvCache) -> None:
@@ -211,9 +243,7 @@ def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own
         if not _is_good(name, value):
             raise PayloadError(f"the prefill's kv_transfer_params have {str(name)[:80]!r} as no prefill says it")
     if (blocks := params.get(_BLOCKS)) is not None:
-        # A prefill whose blocks are of another size says so.
-        block = (params.get("remote_block_size") or own.block) if own.block else 0
-        _check_blocks(blocks, prompt, replace(own, block=block))
+        _check_blocks(blocks, prompt, own)
 
 
 def _is_good(name: Any, value: Any) -> bool:
@@ -226,16 +256,21 @@ def _is_good(name: Any, value: Any) -> bool:
         return True
     if name in _TEXTS:
         return isinstance(value, str) and 0 < len(value) <= _LONGEST_TEXT
+    if name == _EXPIRY:
+        return type(value) in (int, float)
     if name in _NUMBERS:
         least, most = _NUMBERS[name]
         return type(value) is int and least <= value <= most
     return isinstance(value, str | int | float)
 
 
+def _is_flat(blocks: Any) -> bool:
+    return isinstance(blocks, list | tuple) and all(type(each) is int for each in blocks)
+
+
 def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
     """They are in a list for each group of the cache; in older releases of vLLM, in one list."""
-    is_flat = isinstance(blocks, Sequence) and all(type(each) is int for each in blocks)
-    rows = [blocks] if is_flat else blocks
+    rows = [blocks] if _is_flat(blocks) and not cache.is_grouped else blocks
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
         raise PayloadError("the prefill's remote_block_ids are no lists of whole numbers")
     # A block has at least one token.
@@ -245,6 +280,3 @@ def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
         raise PayloadError("the prefill's remote_block_ids are no lists of whole numbers")
     if cache.groups and len(rows) != cache.groups:
         raise PayloadError(f"the prefill's remote_block_ids are of {len(rows)} groups; this cache has {cache.groups}")
-    # Of several groups, some may keep the end of a prompt only.
-    if len(rows) == 1 and cache.block and len(rows[0]) * cache.block < prompt:
-        raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")

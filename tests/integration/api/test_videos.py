@@ -227,19 +227,19 @@ async def test_a_chat_shows_a_video_as_a_part_of_its_message(hub: Served) -> Non
 @pytest.mark.attack("Z53")
 async def test_videos_that_are_not_read_are_few_of_one_client(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each keeps some megabytes: a thousand stopped the loop for seconds."""
-    monkeypatch.setattr("hub.api.videos.endpoint._MOST_DOWNLOADS_OF_CLIENT", 2)
     async with hub.client as client, httpx.AsyncClient(base_url=hub.address) as http:
         made = await client.videos.create(prompt="a cat", seconds="4", size="256x256", extra_body={"fps": 24})  # type: ignore[arg-type]
         await ended(client, made.id)
         path = f"/v1/videos/{made.id}/content"
-        monkeypatch.setattr("hub.jobs.service.JobService._in_threads", endless)
-        unread = [await http.send(http.build_request("GET", path), stream=True) for _ in range(2)]
-        assert [each.status_code for each in unread] == [200, 200]
-        full = await http.get(path)
+        with monkeypatch.context() as patch:
+            patch.setattr("hub.api.videos.endpoint._MOST_DOWNLOADS_OF_CLIENT", 2)
+            patch.setattr("hub.jobs.service.JobService._in_threads", endless)
+            unread = [await http.send(http.build_request("GET", path), stream=True) for _ in range(2)]
+            assert [each.status_code for each in unread] == [200, 200]
+            full = await http.get(path)
         assert (full.status_code, full.headers["retry-after"]) == (429, "2")
         assert "2 videos are on their way to this client" in full.json()["error"]["message"]
         assert (await http.get(f"/v1/videos/{made.id}")).status_code == 200
-        monkeypatch.undo()
         for each in unread:
             await each.aclose()
         async with asyncio.timeout(30.0):

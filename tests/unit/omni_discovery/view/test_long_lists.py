@@ -57,10 +57,12 @@ async def test_what_a_watch_has_missed_is_read_beside_the_loop_while_batches_com
     table.replace(Listing(5, 1, ()), 0.0)
     table.begin_reconcile()
     readers: list[str] = []
+    has_come = threading.Event()
 
     def read(self: ReplicaTable, each: KeyValue) -> Any:
         readers.append(threading.current_thread().name)
-        time.sleep(0.01)
+        if threading.current_thread() is not threading.main_thread():
+            assert has_come.wait(30.0)
         return reads(self, each)
 
     monkeypatch.setattr(ReplicaTable, "_meaning", read)
@@ -69,6 +71,7 @@ async def test_what_a_watch_has_missed_is_read_beside_the_loop_while_batches_com
     await asyncio.sleep(0.05)
     newest = item(3, 9, 0, model="new")
     delta = table.apply(WatchBatch(9, (PutEvent(newest),)), 1.0)
+    has_come.set()
     assert len(delta.added or delta.updated) == 1
     delta, missed = await repairing
     assert len(table.snapshot().replicas) == 30

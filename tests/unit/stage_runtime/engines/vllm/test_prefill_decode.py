@@ -147,8 +147,8 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
         {"remote_block_ids": [[]]},
         {"remote_block_ids": [[3, 4, 5], [6]]},
         {"remote_block_ids": [[3, 4, 5, 6]]},
-        {"remote_block_ids": [[3]]},
-        {"remote_block_ids": [[3, 4]]},
+        {"remote_block_ids": [3, 4, 5]},
+        {"remote_blocks_expiry_time": "soon"},
         {"remote_block_ids": [[3, -1, 5]]},
         {"remote_block_ids": [["3"]]},
         {"remote_block_ids": "345"},
@@ -170,7 +170,7 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
 def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict[str, Any]) -> None:
     """They assert it in the step of the engine, which then ends with every request in it."""
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._cache = KvCache(groups=1, block=1)
+    decode._cache = KvCache(groups=1, block=1, is_grouped=True)
     decode.prepare(decode_request(handed), sampling())
     handed["kv_transfer_params"] |= wrong
     with pytest.raises(PayloadError, match=r"the prefill's (kv_transfer_params|remote_block_ids)"):
@@ -180,9 +180,25 @@ def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict
 def test_blocks_may_be_in_one_list_and_newer_releases_may_say_more() -> None:
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
     decode._cache = KvCache(groups=1, block=1)
-    newer = {"what_is_new": "yes", "tp_size": None}
-    handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4], "remote_block_size": 2, **newer}
-    decode.prepare(decode_request(handed), sampling())
+    handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4, 5], "what_is_new": "yes", "tp_size": None}
+    params = sampling()
+    decode.prepare(decode_request(handed), params)
+    assert params.extra_args["kv_transfer_params"]["remote_block_ids"] == [3, 4, 5]
+
+
+@pytest.mark.attack("Z43")
+@pytest.mark.parametrize("blocks", [[[3]], [[3, 4]], [3]], ids=str)
+def test_of_too_few_blocks_none_is_fetched_and_the_prompt_is_read(
+    blocks: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
+    decode._cache = KvCache(groups=1, block=1)
+    handed["kv_transfer_params"] |= {"remote_block_ids": blocks, "remote_block_size": 1 << 20}
+    params = sampling()
+    decode.prepare(decode_request(handed), params)
+    assert params.extra_args is None
+    assert decode.prompt_of(decode_request(handed)) == [5, 6, 7]
+    assert "engine.kv_not_fetched" in caplog.text
 
 
 def test_mooncake_is_told_the_replica_s_address_and_the_transfer() -> None:
