@@ -1,7 +1,7 @@
-"""``python -m tests.support.lanes [PYTEST ARGUMENTS]``: all tests, in two lanes that run at the same time.
+"""``python -m tests.support.lanes [PYTEST ARGUMENTS]``: all tests, in three lanes that run at the same time.
 
-Most tests wait for something most of the time. The first lane is printed as it goes, the other one when it has ended.
-A test that fails while the other lane takes its share of the machine is run once more when both have ended: what is
+Most tests wait for something most of the time. The first lane is printed as it goes, the others when all have ended.
+A test that fails while the other lanes take their share of the machine is run once more when all have ended: what is
 judged is the test with nothing beside it. The last lines name what failed in its lane and passed alone.
 """
 
@@ -13,20 +13,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+#: They take about as long as one another.
 LANES: Final = (
-    ("tests/integration",),
-    # Of a speaking model, the short form alone; `make omni-test` runs the others.
+    ("tests/integration/api", "tests/integration/replica", "tests/integration/registry"),
     (
         "tests/unit",
-        "tests/contract",
+        "tests/integration/hub",
+        "tests/integration/connectors",
+        "tests/integration/test_examples.py",
         "tests/simulation",
         "tests/linearizability",
-        "tests/fault",
-        "tests/gpu",
+    ),
+    # Of a speaking model, the short form alone; `make omni-test` runs the others.
+    (
         "tests/guard",
+        "tests/gpu",
+        "tests/contract",
+        "tests/fault",
         "tests/e2e",
         "--ignore-glob=tests/e2e/test_vllm_omni*.py",
     ),
@@ -42,12 +49,12 @@ _ENOUGH: Final = 8
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both lanes, and alone what failed; return the worse exit code."""
+    """Run all lanes, and alone what failed; return the worst exit code."""
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         caches = [Path(folder) / str(number) for number in range(len(LANES))]
         codes = _run([[*_pytest(cache), *lane, *arguments] for cache, lane in zip(caches, LANES, strict=True)])
-        sys.stdout.write(f"both lanes: {time.monotonic() - begun_s:.0f} s\n")
+        sys.stdout.write(f"all lanes: {time.monotonic() - begun_s:.0f} s\n")
         codes = [
             _again(cache, lane, arguments) if code == _FAILED else code
             for code, cache, lane in zip(codes, caches, LANES, strict=True)
@@ -61,17 +68,22 @@ def _pytest(cache: Path) -> list[str]:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> list[int]:
-    shown, hidden = commands
-    with tempfile.TemporaryFile() as said:
-        other = subprocess.Popen(hidden, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    with ExitStack() as files:
+        said = [files.enter_context(tempfile.TemporaryFile()) for _ in commands[1:]]
+        others = [
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            for command, file in zip(commands[1:], said, strict=True)
+        ]
         try:
-            codes = [subprocess.call(shown), other.wait()]
+            codes = [subprocess.call(commands[0]), *(other.wait() for other in others)]
         except KeyboardInterrupt:
-            other.send_signal(signal.SIGINT)
-            codes = [130, other.wait(_SOON_S)]
-        said.seek(0)
-        sys.stdout.write(f"\n{'=' * 30} {' '.join(LANES[1])} {'=' * 30}\n")
-        sys.stdout.write(said.read().decode(errors="replace"))
+            for other in others:
+                other.send_signal(signal.SIGINT)
+            codes = [130, *(other.wait(_SOON_S) for other in others)]
+        for file, lane in zip(said, LANES[1:], strict=True):
+            file.seek(0)
+            sys.stdout.write(f"\n{'=' * 30} {' '.join(lane)} {'=' * 30}\n")
+            sys.stdout.write(file.read().decode(errors="replace"))
     return codes
 
 
