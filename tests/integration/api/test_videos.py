@@ -189,7 +189,7 @@ async def test_other_variants_of_a_video_are_refused(hub: Served, variant: Any) 
 
 
 @pytest.mark.attack("J5")
-@pytest.mark.parametrize("video_id", ["..%2f..%2fetc%2fpasswd", "video_x", "video_" + "A" * 32, "%00", "a" * 5000])
+@pytest.mark.parametrize("video_id", ["..%2f..%2fetc%2fpasswd", "video_x", "video_" + "A" * 32, "%00", "a" * 4000])
 async def test_an_id_that_is_none_is_not_found(hub: Served, video_id: str) -> None:
     async with httpx.AsyncClient() as http:
         for path in (video_id, f"{video_id}/content"):
