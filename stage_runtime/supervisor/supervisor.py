@@ -179,6 +179,8 @@ class Supervisor:
         self._tidy = tidy
         self._leave_word = leave_word
         self._tidy_at_s = 0.0
+        #: At the first look, replicas of a supervisor that was killed may be about to end.
+        self._tidies_again = True
         self._shared = None if shared_output_fd is None else _SharedOutput(shared_output_fd)
         self._readiness = ReadinessLog(time.monotonic())
         #: When the remaining replicas are killed; None until this supervisor is stopped.
@@ -267,7 +269,8 @@ class Supervisor:
     def _tidy_due(self, now_s: float) -> None:
         # Behind an end, the next start is not due yet.
         if now_s >= self._tidy_at_s:
-            self._tidy_at_s = float("inf") if self._tidy() else now_s + _TIDY_PAUSE_S
+            is_over = self._tidy() and not self._tidies_again
+            self._tidy_at_s, self._tidies_again = float("inf") if is_over else now_s + _TIDY_PAUSE_S, False
 
     def _start_due(self, now_s: float) -> None:
         due = [slot for slot in self._slots if slot.child is None and now_s >= slot.start_at_s]

@@ -110,13 +110,17 @@ def test_the_folder_goes_with_its_process_however_that_ends(
         assert len(first) == count
         kill(replica.pid)
         assert eventually(lambda: len(first - folders(shared)) == 1 and len(folders(shared)) == count, STARTUP_S)
-        (replica,) = deployment.wait_up()
+        # Not the record of the killed one.
+        ended = replica.pid
+        assert eventually(lambda: {each.pid for each in deployment.replicas()} - {ended}, STARTUP_S)
+        replica = next(each for each in deployment.replicas() if each.pid != ended)
         second = folders(shared)
         kill(killed.pid)
         killed.wait()
         assert eventually(lambda: not is_running(replica.pid), STARTUP_S)
         again = deployment.start()
-        assert eventually(lambda: not second & folders(shared) and len(folders(shared)) == count, STARTUP_S)
+        is_tidy = eventually(lambda: not second & folders(shared) and len(folders(shared)) == count, STARTUP_S)
+        assert is_tidy, f"{second} {folders(shared)}\n{deployment.log(1).read_text()[-4000:]}"
         again.send_signal(signal.SIGTERM)
         assert again.wait(STARTUP_S) == 0
         assert folders(shared) == set()

@@ -514,6 +514,21 @@ def test_what_ended_processes_left_stops_no_start_and_is_looked_for_until_it_is_
     assert asked[3:] == [200.0]
 
 
+def test_what_is_still_somebodys_at_the_start_is_looked_for_once_more() -> None:
+    asked: list[float] = []
+    replica = ReplicaConfig(stage_id=0, endpoints="127.0.0.1:1", namespace="default")
+    config = SupervisorConfig(replica=replica)
+
+    def tidy() -> bool:
+        asked.append(now_s)
+        return True
+
+    supervisor = Supervisor(config, deploy_of(ONE_STAGE), _Ending((1, b"")), lambda ordinal: {}, tidy=tidy)
+    for now_s in (100.0, 110.0, 130.0, 160.0, 200.0):
+        supervisor._tidy_due(now_s)
+    assert asked == [100.0, 130.0]
+
+
 def test_a_line_says_the_process_and_the_replica_as_far_as_they_are_known() -> None:
     assert LineSource(3).fields == {"stage": 3}
     assert LineSource(3, "3/1", 42).fields == {"pid": 42, "stage": 3, "replica": "3/1"}
