@@ -22,6 +22,7 @@ LANES: Final = (
     ("tests/integration/api", "tests/integration/replica", "tests/integration/registry"),
     (
         "tests/unit",
+        "tests/contract",
         "tests/integration/hub",
         "tests/integration/connectors",
         "tests/integration/test_examples.py",
@@ -32,7 +33,6 @@ LANES: Final = (
     (
         "tests/guard",
         "tests/gpu",
-        "tests/contract",
         "tests/fault",
         "tests/e2e",
         "--ignore-glob=tests/e2e/test_vllm_omni*.py",
