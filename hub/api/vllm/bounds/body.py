@@ -52,23 +52,8 @@ _FEW: Final = frozenset(
     {"stop", "stop_sequences", "stop_token_ids", "bad_words", "logit_bias", "vllm_xargs", "include", "metadata"}
 )
 #: Lists of texts, or of prompts, by the routes that read them. A tokenizer begins with each, however short it is.
-_LISTS: Final = frozenset(
-    (
-        *(
-            "input",
-            "inputs",
-            "prompt",
-            "texts",
-            "text_1",
-            "text_2",
-            "queries",
-            "documents",
-            "items",
-            "data_1",
-            "data_2",
-        ),
-        "images",
-    )
+_LISTS: Final = frozenset({"input", "inputs", "prompt", "texts", "text_1", "text_2", "data_1", "data_2"}) | frozenset(
+    {"queries", "documents", "items", "images"}
 )
 #: Tokens of texts that are made longer, to the model's context, in one request: an entry of a list for each.
 MAX_PADDED_TOKENS: Final = 4 << 20
@@ -154,14 +139,15 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
         asked, parts = _decoder.decode(body), _parts_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error
-    _check_counts(parts, reads_items=reads_items)
+    params = _params_in(parts)
+    _check_counts(parts, params, reads_items=reads_items)
     _check_arguments(parts)
-    conversations = _lists_in(bytes(parts.get("messages", b"")))
+    conversations = _length_of(bytes(parts.get("messages", b"")), (b"[",))
     if conversations > MAX_CONVERSATIONS:
         raise InvalidRequestError(f"messages: one request may have {MAX_CONVERSATIONS} conversations; send several")
     texts = _check_texts(parts)
-    prompts = max(1, conversations, _lists_in(bytes(parts.get("prompt", b"")), or_texts=True))
-    _check_repeated(parts, prompts)
+    prompts = max(1, conversations, _length_of(bytes(parts.get("prompt", b"")), (b"[", b'"')))
+    _check_repeated(parts, params, prompts)
     _check_taken(parts)
     _check_names(parts)
     _check_length_penalty(bytes(parts.get("length_penalty", b"")))
@@ -181,19 +167,19 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
 
 def _check_texts(parts: Mapping[str, msgspec.Raw]) -> int:
     """How many texts, or prompts, the longest list has. Raise InvalidRequestError for more than a request may have."""
-    longest = max((_lists_in(bytes(parts[name]), or_more=True) for name in _LISTS & parts.keys()), default=1)
+    longest = max((_length_of(bytes(parts[name]), (b"[", b'"', b"{")) for name in _LISTS & parts.keys()), default=1)
     if longest > MAX_IN_ALL:
         raise InvalidRequestError(f"one request may have {MAX_IN_ALL} texts or prompts, not {longest}; send several")
     return max(1, longest)
 
 
-def _check_counts(parts: Mapping[str, msgspec.Raw], *, reads_items: bool) -> None:
+def _check_counts(parts: Mapping[str, msgspec.Raw], params: Mapping[str, msgspec.Raw], *, reads_items: bool) -> None:
     check_objects(bytes(part) for name, part in parts.items() if name not in _FORMS)
     if reads_items:
         check_item_objects(bytes(parts.get("input", b"")))
     of_messages = {*_OF_MESSAGES, "input"} if reads_items else _OF_MESSAGES
     check_message_values(bytes(part) for name, part in parts.items() if name in of_messages)
-    for each in (parts, _params_in(parts)):
+    for each in (parts, params):
         for name in _FEW & each.keys():
             check_few_values(name, bytes(each[name]))
 
@@ -222,11 +208,10 @@ def _tools_in(tool: Any) -> int:
     return max(1, len(inner)) if isinstance(inner, list) else 1
 
 
-def _lists_in(value: bytes, *, or_texts: bool = False, or_more: bool = False) -> int:
-    """How many lists, or texts, or objects, too, a list has; 0 if it is none, or one of something else."""
+def _length_of(value: bytes, begins: tuple[bytes, ...]) -> int:
+    """How many values a list has; 0 if it is none, or its first does not begin with one of these."""
     inner = value[1:].lstrip(_SPACE) if value.startswith(b"[") else b""
-    counted = (b"[", b'"', b"{")[: 3 if or_more else 1 + or_texts]
-    return len(_list_decoder.decode(value)) if inner.startswith(counted) else 0
+    return len(_list_decoder.decode(value)) if inner.startswith(begins) else 0
 
 
 def _is_asked(parts: Mapping[str, msgspec.Raw], name: str) -> bool:
@@ -265,9 +250,9 @@ def _check_taken(parts: Mapping[str, msgspec.Raw]) -> None:
             raise InvalidRequestError(f"{name}: no stage takes it; give pictures in messages of a chat")
 
 
-def _check_repeated(parts: Mapping[str, msgspec.Raw], prompts: int) -> None:
+def _check_repeated(parts: Mapping[str, msgspec.Raw], params: Mapping[str, msgspec.Raw], prompts: int) -> None:
     each_bytes = sum(len(bytes(part)) for name, part in parts.items() if name not in _PROMPTS)
-    of_each = (_number_in(bytes(each.get("n", b""))) for each in (parts, _params_in(parts)))
+    of_each = (_number_in(bytes(each.get("n", b""))) for each in (parts, params))
     answers = prompts * max(1.0, *(number or 1.0 for number in of_each))
     if each_bytes * answers > MAX_REPEATED_BYTES:
         raise InvalidRequestError(
