@@ -2,11 +2,14 @@
 
 Most tests wait for something most of the time. The first lane is printed as it goes, the others when all have ended.
 A test that fails while the other lanes take their share of the machine is run once more when all have ended: what is
-judged is the test with nothing beside it. The last lines name what failed in its lane and passed alone.
+judged is the test with nothing beside it. The last lines name what failed in its lane and passed alone, and what failed
+again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -59,6 +62,8 @@ def main(arguments: Sequence[str]) -> int:
             _again(cache, lane, arguments) if code == _FAILED else code
             for code, cache, lane in zip(codes, caches, LANES, strict=True)
         ]
+        if failed := [test for cache in caches for test in _failed(cache)]:
+            sys.stdout.write("\n".join(["failed alone, too:", *failed, ""]))
     ran = [code for code in codes if code != _NOTHING]
     return max(ran, key=abs) if ran else _NOTHING
 
@@ -93,6 +98,13 @@ def _again(cache: Path, lane: Sequence[str], arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     last = ["--last-failed", "--last-failed-no-failures", "none", f"--maxfail={_ENOUGH}"]
     return subprocess.call([*_pytest(cache), *lane, *arguments, *last, "-rfEp"])
+
+
+def _failed(cache: Path) -> list[str]:
+    """What pytest notes of the tests that failed when they last ran."""
+    with contextlib.suppress(FileNotFoundError):
+        return list(json.loads((cache / "v/cache/lastfailed").read_text()))
+    return []
 
 
 if __name__ == "__main__":
