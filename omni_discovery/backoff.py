@@ -22,14 +22,7 @@ async def wait_for_event(event: asyncio.Event, clock: Clock, timeout_s: float | 
     if timeout_s is None:
         await event.wait()
     elif timeout_s > 0 and not event.is_set():
-        waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(clock.sleep(timeout_s))]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            # A cancellation that comes just now is the caller's, and must reach it.
-            await asyncio.gather(*waits, return_exceptions=True)
+        await clock.wait(event, timeout_s)
     return event.is_set()
 
 

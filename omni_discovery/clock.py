@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -19,6 +20,9 @@ class Clock(Protocol):
 
     async def sleep(self, delay_s: float) -> None:
         """Wait. Cancellable."""
+
+    async def wait(self, event: asyncio.Event, delay_s: float) -> None:
+        """Wait for ``event``, at most so long. Cancellable."""
 
 
 def utc_time(wall_s: float) -> str:
@@ -41,3 +45,9 @@ class SystemClock:
     async def sleep(self, delay_s: float) -> None:
         """See Clock."""
         await asyncio.sleep(delay_s)
+
+    async def wait(self, event: asyncio.Event, delay_s: float) -> None:
+        """See Clock."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await event.wait()

@@ -71,6 +71,17 @@ class ManualClock:
         heapq.heappush(self._sleepers, (self._now_s + delay_s, next(self._order), future))
         await future
 
+    async def wait(self, event: asyncio.Event, delay_s: float) -> None:
+        """See Clock."""
+        waits = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self.sleep(delay_s))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            # A cancellation that comes just now is the caller's, and must reach it.
+            await asyncio.gather(*waits, return_exceptions=True)
+
     def on_advance(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` each time the clock has moved."""
         self._listeners.append(listener)

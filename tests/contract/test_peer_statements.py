@@ -522,7 +522,8 @@ def test_an_idle_client_costs_next_to_nothing(endpoint: str, namespace: str) -> 
         own = set(threading.enumerate()) - others
         assert {"omni-registry-hub", "omni-registry-stage-0"} <= {each.name for each in own}
         time.sleep(1.5)
-        idle_s, shares = 2.0, []
+        idle_s = 2.0
+        shares: list[float] = []
         while len(shares) < 5 and min(shares, default=1.0) >= 0.03:
             before_s = sum(map(_cpu_s, own))
             time.sleep(idle_s)

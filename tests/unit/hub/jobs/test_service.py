@@ -60,6 +60,9 @@ class QuickClock(SystemClock):
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s / SPEED)
 
+    async def wait(self, event: asyncio.Event, delay_s: float) -> None:
+        await super().wait(event, delay_s / SPEED)
+
 
 class SlyKV(FakeKV):
     """Loses the answers of writes that change a job, as often as it is told."""
