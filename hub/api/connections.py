@@ -1,8 +1,8 @@
 """Connections: which connections of clients wait for their client, since when, and which must be closed. Pure.
 
 A connection waits for its client until a whole request has come, and while output lies unsent. Both have an end. Where
-all places or all memory for unfinished bodies are taken, one that waits gives way: a client that keeps the hub waiting
-must not keep others out.
+all places or all memory for unfinished bodies are taken, one that waits gives way, and if there is none, the one whose
+output has lain longest: a client that keeps the hub waiting must not keep others out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ ConnT = TypeVar("ConnT", bound=Hashable)
 
 #: A body may take a second more for each of these bytes: slow networks are no attack.
 BODY_BYTES_PER_S: Final = 16 << 10
+#: One whose output lies unsent for so long gives way, however steadily it takes a little of it.
+_LYING_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Cut(Enum):
     HEADER_TIMEOUT = "header_timeout"
     BODY_TIMEOUT = "body_timeout"
     SEND_TIMEOUT = "send_timeout"
-    #: It waited for its client, and its place was needed.
+    #: It waited for its client, to send or to read, and its place was needed.
     DISPLACED = "displaced"
     #: Every place is taken by a request that is being served.
     REFUSED = "refused"
@@ -78,12 +80,14 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Unsent:
-    """Output that lies unsent, when it was last looked at, and since when the client has taken nothing."""
+    """Output that lies unsent: when it was last looked at, and since when the client has taken nothing."""
 
     size_bytes: int
     #: What the client's host had acknowledged by then, of all that was sent.
     taken_bytes: int
     since_s: float
+    #: Since when there is always some.
+    lies_since_s: float
 
 
 class Connections(Generic[ConnT]):
@@ -94,6 +98,7 @@ class Connections(Generic[ConnT]):
         self._open: set[ConnT] = set()
         #: Those that wait for their client to send, the one that has waited longest first.
         self._waiting: dict[ConnT, _Waiting] = {}
+        #: The one whose output has lain longest first.
         self._unsent: dict[ConnT, _Unsent] = {}
         #: The sum of ``body_bytes``.
         self.unfinished_bytes = 0
@@ -120,14 +125,21 @@ class Connections(Generic[ConnT]):
         if len(self._open) <= self._limits.max_connections:
             self._waiting[conn] = _Waiting(now_s)
             return {}
-        oldest = next(iter(self._waiting), None)
+        oldest = next(iter(self._waiting), None) or self._slowest(now_s)
         if oldest is None and not is_handshake:
             return {conn: Cut.REFUSED}
         self._waiting[conn] = _Waiting(now_s)
         if oldest is None:
             return {}
         self.answered(oldest)
+        self._unsent.pop(oldest, None)
         return {oldest: Cut.DISPLACED}
+
+    def _slowest(self, now_s: float) -> ConnT | None:
+        """The one that has left output lie longest, if that is long."""
+        for conn, unsent in self._unsent.items():
+            return conn if now_s - unsent.lies_since_s >= _LYING_S else None
+        return None
 
     def adopted(self, conn: ConnT, now_s: float) -> None:
         """A connection goes on under another protocol: it waits for its client, who has time but may be displaced."""
@@ -201,7 +213,8 @@ class Connections(Generic[ConnT]):
                 continue
             unsent, taken = self._unsent.get(conn), taken_bytes(conn)
             if unsent is None or size_bytes < unsent.size_bytes or taken > unsent.taken_bytes:
-                self._unsent[conn] = _Unsent(size_bytes, taken, now_s)
+                lies_since_s = now_s if unsent is None else unsent.lies_since_s
+                self._unsent[conn] = _Unsent(size_bytes, taken, now_s, lies_since_s)
                 continue
             unsent.size_bytes = size_bytes
             if now_s - unsent.since_s > limits.send_timeout_s:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hub.api.connections import BODY_BYTES_PER_S, ConnectionLimits, Connections, Cut
 
 LIMITS = ConnectionLimits(
@@ -101,6 +103,27 @@ def test_one_that_takes_what_lies_in_the_kernel_is_not_given_up_before_it_stops(
     for now_s in range(100):
         cut = made.overdue(float(now_s), lambda _: 1000, lambda _, now_s=now_s: min(now_s // 10, 5))  # type: ignore[misc]
         assert cut == ({"slow": Cut.SEND_TIMEOUT} if now_s > 80 else {})
+
+
+@pytest.mark.attack("Z56")
+def test_one_whose_output_lies_gives_its_place_where_none_waits_to_send() -> None:
+    """1. all are served; of a and b output lies from 10 and 12 on, though they take some of it all the time
+    2. at 14 a newcomer is refused, at 15 it has the place of a, and the next that of b only from 17 on
+    """
+    made = connections("a", "b", "c")
+    for each in "abc":
+        made.answered(each)
+    for now_s in range(10, 15):
+        lies = {"a": 1000 - now_s, "b": 1000 - now_s if now_s >= 12 else 0, "c": 0}
+        assert made.overdue(float(now_s), lies.__getitem__) == {}
+    assert made.opened("d", 14.9) == {"d": Cut.REFUSED}
+    made.closed("d")
+    assert made.opened("d", 15.0) == {"a": Cut.DISPLACED}
+    made.closed("a")
+    made.answered("d")
+    assert made.opened("e", 16.9) == {"e": Cut.REFUSED}
+    made.closed("e")
+    assert made.opened("e", 17.0) == {"b": Cut.DISPLACED}
 
 
 def test_a_websocket_has_time_but_gives_its_place_until_it_has_sent_something() -> None:
