@@ -32,9 +32,18 @@ class EdgeFullError(TransferError):
 
 def lacks_descriptors(error: BaseException) -> bool:
     """Whether it was raised, itself or at its root, because this process or host can open nothing more."""
+    return _has_errno(error, errno.EMFILE, errno.ENFILE)
+
+
+def lacks_room(error: BaseException) -> bool:
+    """Whether it was raised, itself or at its root, because this side's own pool is full."""
+    return _has_errno(error, errno.ENOBUFS)
+
+
+def _has_errno(error: BaseException, *numbers: int) -> bool:
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in (errno.EMFILE, errno.ENFILE):
+        if isinstance(cause, OSError) and cause.errno in numbers:
             return True
         cause = cause.__cause__
     return False

@@ -22,7 +22,7 @@ from omni_discovery.view.known_producers import KnownProducers
 from omni_discovery.wire import PayloadRef
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase, fetching_from
-from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors
+from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors, lacks_room
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
 from stage_runtime.engine_loop.jobs import Work, owner_of
 
@@ -83,7 +83,7 @@ class _TimeLeft:
 
     def at_fault(self, ref: PayloadRef, error: Exception) -> int | None:
         """The stage whose replica has to answer for a hand-off that can't be read; None: nobody there."""
-        if isinstance(error, MemoryError | TransferCancelledError) or lacks_descriptors(error):
+        if isinstance(error, MemoryError | TransferCancelledError) or lacks_descriptors(error) or lacks_room(error):
             return None
         if isinstance(error, TimeoutError):
             return None if self._is_short else max(self._spent_s, key=lambda stage: self._spent_s[stage])

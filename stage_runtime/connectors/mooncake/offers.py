@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stage_runtime.connectors.errors import TransferError
+from stage_runtime.connectors.mooncake.engine import ProducerReads
 from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool, PoolBlock
 from stage_runtime.connectors.store.store import Kept, Store
 from stage_runtime.connectors.tcp.client import Fetch, left_s, receive_into
@@ -64,6 +65,7 @@ class FetchRequest:
     """A consumer's request for one hand-off; ``size_bytes`` is the announced size, None if none was announced.
 
     ``host`` is where a reference says that its producer is; empty for a sender that this process was told of.
+    ``producer`` is its name.
     """
 
     generation: bytes
@@ -71,6 +73,7 @@ class FetchRequest:
     consume: bool
     size_bytes: int | None
     host: str
+    producer: str
 
 
 class OfferServer(PayloadServer):
@@ -131,12 +134,13 @@ def receive_offered(
     deadline_s: float,
     pool: ManagedPool,
     read: Read,
-    late: Callable[[Future[int]], None],
+    reads: ProducerReads,
 ) -> tuple[Block, int, bool] | None:
     """The consumer's side: receive a hand-off into a block of ``pool``; None if its producer has dropped it.
 
     Returns the block, held by the caller, the size in bytes, and whether the content is raw. ``deadline_s`` is a moment
-    of the monotonic clock. ``late`` gets a read that goes on behind the fetch. Raise TransferError, or OSError.
+    of the monotonic clock. ``reads`` knows of the read, also while it goes on behind the fetch. Raise TransferError, or
+    OSError.
     """
     connection.settimeout(left_s(deadline_s))
     connection.sendall(pack_request(asked.generation, asked.token, consume=asked.consume))
@@ -156,12 +160,18 @@ def receive_offered(
     if offer is None:
         raise TransferError("what answers there hands over by other means than a transfer engine")
     _check_session(offer.session, asked.host, connection)
-    block = pool.allocate(size_bytes)
+    reads.begin(asked.producer, size_bytes, pool.size_bytes, deadline_s)
     try:
-        reading = read(offer.session, offer.address, size_bytes, block)
+        block = pool.allocate(size_bytes)
+        try:
+            reading = read(offer.session, offer.address, size_bytes, block)
+        except BaseException:
+            pool.let_go(block)
+            raise
     except BaseException:
-        pool.let_go(block)
+        reads.end(asked.producer, size_bytes)
         raise
+    reading.add_done_callback(lambda _: reads.end(asked.producer, size_bytes))
     try:
         _wait(reading, fetching, deadline_s)
         if reading.result() or not pool.has_stamp(block, offer.stamp):
@@ -174,7 +184,7 @@ def receive_offered(
         # The block stays held until the read has ended: the engine may still write into it.
         reading.add_done_callback(lambda _: pool.let_go(block))
         if not reading.done():
-            late(reading)
+            reads.watch(asked.producer, reading)
         raise
     return block, size_bytes, offer.is_raw
 

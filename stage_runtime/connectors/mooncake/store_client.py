@@ -23,7 +23,9 @@ from stage_runtime.connectors.mooncake.engine import load
 from stage_runtime.connectors.store.memory import PooledBuffer, ReceivePool
 from stage_runtime.connectors.tcp.client import Fetch, left_s
 
+#: Threads of the library's calls; and of those that read objects, which take half a minute where their owner is silent.
 _THREADS: Final = 8
+_READERS: Final = 32
 _MASTER_TIMEOUT_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.02
 #: How long calls fail at once after a call without an answer, which takes seconds.
@@ -59,6 +61,7 @@ class StoreClient:
         self._library = load("store")
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake-store")
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="mooncake-get")
         self._store: Any = None
         #: The library's configuration of objects, which are never evicted: in this process's segment, or in any.
         self._mine: Any = None
@@ -103,7 +106,8 @@ class StoreClient:
         self, name: str, memory: ReceivePool, deadline_s: float, fetching: Fetch | None = None
     ) -> PooledBuffer | None:
         """A copy of an object in a buffer of ``memory``; None if there is no such object. Raise TransferError."""
-        found = self._outcome(self._submit(lambda store: _copy(store, name, memory)), deadline_s, fetching)
+        future = self._submit(lambda store: _copy(store, name, memory), self._readers)
+        found = self._outcome(future, deadline_s, fetching, f"the owner of the object, or {self._master},")
         if found is None and self.is_there(name, deadline_s):
             raise TransferError(
                 "Mooncake's store has it and can't deliver: its owner is gone, or 'localbuf' is too small"
@@ -140,12 +144,12 @@ class StoreClient:
                 answer = store.put_parts(name, *parts, config=where)
         return answer
 
-    def _submit(self, call: Callable[[Any], Any]) -> Future[Any]:
+    def _submit(self, call: Callable[[Any], Any], threads: ThreadPoolExecutor | None = None) -> Future[Any]:
         if time.monotonic() < self._asked_again_at_s:
             raise TransferError(self._why)
-        return self._threads.submit(lambda: call(self._connected()))
+        return (threads or self._threads).submit(lambda: call(self._connected()))
 
-    def _outcome(self, future: Future[Any], deadline_s: float, fetching: Fetch | None = None) -> Any:
+    def _outcome(self, future: Future[Any], deadline_s: float, fetching: Fetch | None = None, whose: str = "") -> Any:
         while True:
             if fetching is not None:
                 fetching.check()
@@ -153,7 +157,7 @@ class StoreClient:
                 at_most_s = left_s(deadline_s)
             except TransferTimeoutError as error:
                 future.cancel()
-                told = f"{self._master} did not answer in time: is mooncake_master running there?"
+                told = f"{whose or self._master} did not answer in time: is mooncake_master running there?"
                 raise TransferTimeoutError(told) from error
             with contextlib.suppress(TimeoutError):
                 future.exception(at_most_s if fetching is None else min(at_most_s, _LOOK_EVERY_S))

@@ -11,7 +11,6 @@ import sys
 import threading
 import uuid
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Final
 
 from omni_discovery.errors import ConfigError
@@ -20,7 +19,7 @@ from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError
 from stage_runtime.connectors.mooncake.engine import (
     EngineEnd,
-    LateReads,
+    ProducerReads,
     check_devices,
     check_host,
     check_protocol,
@@ -76,7 +75,7 @@ class _OfferEnd(TcpEnd):
         self._engine = engine
         self._sender_token = sender_token
         self._port = port(config, "zmq_port")
-        self._late = LateReads()
+        self._reads = ProducerReads()
 
     def _make_server(self, tls: ssl.SSLContext | None) -> PayloadServer:
         session = self._engine.start()
@@ -117,7 +116,7 @@ class _OfferEnd(TcpEnd):
         ``shown`` are its generation and token, or the digest of its key and the sender's token.
         """
         producer = current_producer() or f"{address[0]} port {address[1]}"
-        self._late.check_producer(producer)
+        self._reads.check_producer(producer)
         deadline_s = self._deadline_s(metadata)
         pool = self._engine.pool
         announced = metadata.get("data_size")
@@ -128,15 +127,15 @@ class _OfferEnd(TcpEnd):
             bool(metadata.get("consume", True)),
             announced if isinstance(announced, int) else None,
             "" if _address(metadata) is None else address[0],
+            producer,
         )
-        late = partial(self._late.watch, producer)
         with self._fetches.under_way(key) as fetching:
             taken = converse(
                 address,
                 fetching,
                 deadline_s,
                 None if self._tls is None else self._tls.client,
-                lambda on: receive_offered(on, fetching, asked, deadline_s, pool, self._engine.read, late),
+                lambda on: receive_offered(on, fetching, asked, deadline_s, pool, self._engine.read, self._reads),
             )
         if taken is None:
             return None

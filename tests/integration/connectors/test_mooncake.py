@@ -33,6 +33,7 @@ from stage_runtime.connectors.mooncake.store import MooncakeStoreConnector
 from stage_runtime.connectors.mooncake.store_client import StoreClient, StoreConfig
 from stage_runtime.connectors.mooncake.transfer import MooncakeTransferEngineConnector
 from stage_runtime.connectors.store.layout import key_digest
+from stage_runtime.connectors.store.memory import ReceivePool
 from stage_runtime.connectors.store.registered import ManagedBuffer
 from tests.support.connector_peer import Peer, intact, payload
 from tests.support.mooncake import mooncake_host, mooncake_master, require_mooncake
@@ -583,6 +584,34 @@ def test_a_master_that_does_not_answer_is_not_asked_for_a_moment(monkeypatch: py
     store.answer = 0
     client._asked_again_at_s = 0.0
     client.put("name", [b"x"], time.monotonic() + 5)
+
+
+@pytest.mark.attack("Z61")
+def test_objects_of_a_silent_owner_keep_nobody_from_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. eight reads do not end, long behind their deadlines, which are not said to be the master's alone
+    2. meanwhile others are stored, looked for and read
+    """
+    store, ends = FakeStore(0), threading.Event()
+    handle = SimpleNamespace(size=lambda: 0, ptr=lambda: 1)
+
+    def get_buffer(name: str) -> Any:
+        assert name == "good" or ends.wait(60)
+        return handle
+
+    monkeypatch.setattr(store, "get_buffer", get_buffer, raising=False)
+    monkeypatch.setattr(store, "is_exist", lambda _: 1, raising=False)
+    client = fake_client(monkeypatch, store)
+    memory = ReceivePool(1 << 20)
+    try:
+        for _ in range(8):
+            with pytest.raises(TransferTimeoutError, match="the owner of the object, or Mooncake's master"):
+                client.get("silent", memory, time.monotonic() + 0.01)
+        soon_s = time.monotonic() + 20
+        client.put("name", [b"x"], soon_s)
+        assert client.is_there("name", soon_s)
+        assert client.get("good", memory, soon_s) is not None
+    finally:
+        ends.set()
 
 
 def test_the_store_finds_hand_offs_by_their_keys(host: Host) -> None:

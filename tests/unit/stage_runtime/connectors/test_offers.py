@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
-from stage_runtime.connectors.errors import TransferError
-from stage_runtime.connectors.mooncake.engine import LateReads
+from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
+from stage_runtime.connectors.mooncake.engine import ProducerReads
 from stage_runtime.connectors.mooncake.offers import FetchRequest, Offer, receive_offered
 from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool
 from stage_runtime.connectors.tcp.client import Fetch
@@ -42,10 +43,10 @@ def session_read(connected: tuple[socket.socket, socket.socket], session: str, h
         future.set_result(1)
         return future
 
-    asked = FetchRequest(bytes(16), bytes(32), consume=False, size_bytes=100, host=host)
+    asked = FetchRequest(bytes(16), bytes(32), consume=False, size_bytes=100, host=host, producer="0/1")
     deadline_s = time.monotonic() + 5.0
     with pytest.raises(TransferError):
-        receive_offered(consumer, Fetch("key"), asked, deadline_s, pool, fail, lambda _: None)
+        receive_offered(consumer, Fetch("key"), asked, deadline_s, pool, fail, ProducerReads())
     assert pool.free_bytes == SIZE
     return read
 
@@ -97,7 +98,7 @@ def test_a_producer_whose_reads_do_not_end_gets_no_other() -> None:
     3. one of them ends
     """
     now_s = 0.0
-    late = LateReads(lambda: now_s)
+    late = ProducerReads(lambda: now_s)
     readings: list[Future[int]] = [Future() for _ in range(8)]
     for reading in readings[1:]:
         late.watch("0/1", reading)
@@ -122,10 +123,50 @@ def test_late_reads_that_end_while_their_producer_is_checked_are_no_error() -> N
             reading.set_result(1)
         return 0.0
 
-    late = LateReads(clock)
+    late = ProducerReads(clock)
     ending: list[Future[int]] = [Future() for _ in range(8)]
     for reading in ending:
         late.watch("0/1", reading)
     readings += ending
     late.check_producer("0/1")
     assert all(reading.done() for reading in ending)
+
+
+def test_reads_of_one_producer_hold_half_of_the_pool_until_they_end() -> None:
+    """1. of 100 bytes, a read of 51 is refused; those of 30 and 20 are begun, another one waits in vain
+    2. another producer's read of 50 is begun; 3. one of the first two ends, and the next is begun
+    """
+    reads = ProducerReads()
+    with pytest.raises(TransferError, match=r"51 bytes are offered, .* at most half of the pool, 50 bytes"):
+        reads.begin("0/1", 51, 100, time.monotonic())
+    reads.begin("0/1", 30, 100, time.monotonic())
+    reads.begin("0/1", 20, 100, time.monotonic())
+    with pytest.raises(TransferTimeoutError, match="0/1: earlier reads there hold half of the pool"):
+        reads.begin("0/1", 1, 100, time.monotonic() + 0.05)
+    reads.begin("0/2", 50, 100, time.monotonic())
+    threading.Timer(0.05, reads.end, ("0/1", 20)).start()
+    reads.begin("0/1", 20, 100, time.monotonic() + 20.0)
+    for producer, size_bytes in (("0/1", 30), ("0/1", 20), ("0/2", 50)):
+        reads.end(producer, size_bytes)
+
+
+@pytest.mark.attack("Z60")
+def test_a_read_holds_its_room_until_it_ends_behind_its_fetch(
+    connected: tuple[socket.socket, socket.socket],
+) -> None:
+    """1. a producer offers half of the pool, and the read there does not end within the fetch
+    2. until it does, the others have the other half, and this producer has nothing more
+    """
+    consumer, producer = connected
+    pool, reads, reading = ManagedPool(SIZE), ProducerReads(), Future[int]()
+    offered = SIZE // 2 - 4096
+    producer.sendall(pack_answer(Status.HERE, offered) + Offer("127.0.0.1:1", 0, bytes(STAMP_BYTES), False).pack())
+    asked = FetchRequest(bytes(16), bytes(32), consume=False, size_bytes=None, host="127.0.0.1", producer="0/1")
+    with pytest.raises(TransferTimeoutError):
+        receive_offered(consumer, Fetch("key"), asked, time.monotonic() + 0.1, pool, lambda *_: reading, reads)
+    assert pool.free_bytes >= SIZE // 2
+    with pytest.raises(TransferTimeoutError):
+        reads.begin("0/1", offered, SIZE, time.monotonic())
+    reading.set_result(1)
+    reads.begin("0/1", offered, SIZE, time.monotonic())
+    assert pool.free_bytes == SIZE

@@ -135,7 +135,13 @@ def test_of_what_came_too_late_the_slowest_is_at_fault() -> None:
 
 @pytest.mark.parametrize(
     ("error", "left_s"),
-    [(TransferTimeoutError("late"), 4.0), (MemoryError(), 900.0), (OSError(errno.EMFILE, "too many"), 900.0)],
+    [
+        (TransferTimeoutError("late"), 4.0),
+        (MemoryError(), 900.0),
+        (OSError(errno.EMFILE, "too many"), 900.0),
+        # A pool of this side, which others' reads fill.
+        (OSError(errno.ENOBUFS, "no room"), 900.0),
+    ],
 )
 def test_no_producer_answers_for_a_short_deadline_or_what_is_missing_here(error: Exception, left_s: float) -> None:
     assert Late(1.0, 3.0, fails=error).fault(100.0 + left_s) is None
