@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from omni_discovery.errors import ConfigError
-from omni_discovery.processes import open_private
+from omni_discovery.processes import open_private, process_mark
 from omni_discovery.records.keys import check_namespace
 
 _SUFFIX: Final = ".etcd.json"
@@ -24,10 +24,14 @@ _MOST_BYTES: Final = 4096
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One embedded etcd: its endpoint as parse_endpoints returns it, and the process that owns it."""
+    """One embedded etcd: its endpoint as parse_endpoints returns it, and the process that owns it.
+
+    ``process`` is what no other process has, see ``process_mark``; empty where that is not known.
+    """
 
     endpoint: str
     pid: int
+    process: str = ""
 
 
 def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
@@ -42,7 +46,9 @@ def write_endpoint(folder: Path, namespace: str, endpoint: str) -> Path:
             os.unlink(half_written, dir_fd=place)
         file = os.open(half_written, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place)
         with os.fdopen(file, "wb") as half:
-            half.write(msgspec.json.encode(EmbeddedEndpoint(endpoint=endpoint, pid=os.getpid())))
+            pid = os.getpid()
+            written = EmbeddedEndpoint(endpoint=endpoint, pid=pid, process=process_mark(pid))
+            half.write(msgspec.json.encode(written))
         os.rename(half_written, name, src_dir_fd=place, dst_dir_fd=place)
     return folder / name
 
@@ -82,7 +88,17 @@ def remove_endpoint(folder: Path, namespace: str, pid: int | None = None) -> Non
 
 def _read_running(place: int, name: str) -> EmbeddedEndpoint | None:
     found = _read(place, name)
-    return found if found is not None and Path(f"/proc/{found.pid}").exists() else None
+    return found if found is not None and _is_running(found) else None
+
+
+def _is_running(found: EmbeddedEndpoint) -> bool:
+    """Whether it is still there. Once it has ended, others may have its process id, and a socket of its name."""
+    if found.process:
+        return process_mark(found.pid) == found.process
+    try:
+        return Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _read(place: int, name: str) -> EmbeddedEndpoint | None:

@@ -5,6 +5,7 @@ A consumer connects to the address in a reference. So hubs and consumers accept 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -23,6 +24,8 @@ MOST_KV_HOSTS: Final = 8
 LONGEST_HOST: Final = 255
 #: Addresses that one reference may name: it leads to one, which some connectors say twice.
 MOST_ADDRESSES: Final = 4
+#: ``http://host:port``, and nothing more.
+_PLAIN_URL: Final = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 
 def registered_address(info: ReplicaInfo, to_stage: int) -> Address:
@@ -66,7 +69,9 @@ def named_kv_hosts(params: Any) -> Iterator[Any]:
         if params.get("remote_host") is not None:
             yield params["remote_host"]
         if params.get("remote_bootstrap_addr") is not None:
-            yield host_of(str(params["remote_bootstrap_addr"]))
+            named = str(params["remote_bootstrap_addr"])
+            # What else a URL may hold can lead elsewhere, such as a user's name that looks like a host.
+            yield host_of(named) if _PLAIN_URL.fullmatch(named) else named
 
 
 def host_of(address: str) -> str:

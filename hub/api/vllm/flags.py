@@ -55,6 +55,8 @@ def parse_flags(flags: str) -> Namespace:
         arguments: Namespace = parser.parse_args(shlex.split(flags))
         check_flags(arguments, usual)
         validate_parsed_serve_args(arguments)
+        # The hub answers CORS itself. Older releases of vLLM let all pages in unless they are told otherwise.
+        arguments.allowed_origins = []
         if arguments.tool_parser_plugin:
             ToolParserManager.import_tool_parser(arguments.tool_parser_plugin)
         if getattr(arguments, "reasoning_parser_plugin", ""):

@@ -101,3 +101,5 @@ def test_which_pages_may_send_requests_is_told_to_omni_serve_and_not_to_vllm() -
         parse_flags("""--allowed-origins '["https://a.example"]'""")
     with pytest.raises(ConfigError, match="--allow-credentials has no effect on a hub"):
         parse_flags("--allow-credentials")
+    # As of releases whose server lets all pages in by itself.
+    assert parse_flags("").allowed_origins == []

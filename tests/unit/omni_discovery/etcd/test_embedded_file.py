@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,20 @@ def test_the_namespaces_of_a_folder_are_those_whose_etcd_runs(tmp_path: Path) ->
     assert embedded_namespaces(folder) == ["a", "b"]
     folder.chmod(0o777)
     assert embedded_namespaces(folder) == []
+
+
+@pytest.mark.attack("Z62")
+@pytest.mark.parametrize("mark", ["", "another/1/2/3"], ids=["of an earlier release", "of a process that has ended"])
+def test_the_file_of_a_process_whose_id_another_one_has_counts_as_none(tmp_path: Path, mark: str) -> None:
+    """Another user's, which may have made a socket of that name, too; or, if it is not said which, any of another's."""
+    file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
+    stranger = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
+    try:
+        pid = stranger.pid if not mark else os.getpid()
+        file.write_text(json.dumps({"endpoint": "127.0.0.1:1", "pid": pid, "process": mark}))
+        assert read_embedded(tmp_path, "default") is None
+        file.write_text(json.dumps({"endpoint": "127.0.0.1:1", "pid": os.getpid()}))
+        assert read_embedded(tmp_path, "default") is not None
+    finally:
+        stranger.kill()
+        stranger.wait()

@@ -67,6 +67,28 @@ def test_the_hosts_of_a_kv_cache() -> None:
     assert kv_hosts(record(kv="odd")) == kv_hosts(record(kv={"hosts": "odd"})) == {"10.0.0.1"}
 
 
+@pytest.mark.attack("Z57")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://10.0.0.1:x@169.254.169.254",
+        "http://10.0.0.1:80@169.254.169.254:80",
+        "http://169.254.169.254\\@10.0.0.1:80",
+        "http://169.254.169.254#@10.0.0.1:80",
+        "http://10.0.0.1:80?a",
+        "http://10.0.0.1:80/a",
+        "http://10.0.0.1",
+        "ftp://10.0.0.1:80",
+        "http://[10.0.0.1]:80:80",
+        "http://10.0.0.1:80\n",
+        "http://\uff11\uff10.0.0.1:80",
+    ],
+)
+def test_a_url_that_may_lead_elsewhere_is_at_no_registered_host(address: str) -> None:
+    (named,) = named_kv_hosts({"remote_bootstrap_addr": address})
+    assert named == address
+
+
 def test_what_is_shown_of_an_address_is_short() -> None:
     assert shown(("a", 1)) == "'a' port 1"
     assert shown(("a", ANY_PORT)) == "'a'"
