@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +21,11 @@ def joined(handed: Mapping[str, Any]) -> Mapping[str, Any]:
     pieces = handed.get("pieces")
     if set(handed) != {"pieces"} or not isinstance(pieces, list) or not all(isinstance(e, Mapping) for e in pieces):
         return handed
-    names = dict.fromkeys(name for piece in pieces for name in piece)
-    return {name: _in_a_row([piece[name] for piece in pieces if name in piece], name) for name in names}
+    parts: dict[str, list[Any]] = {}
+    for piece in pieces:
+        for name, part in piece.items():
+            parts.setdefault(name, []).append(part)
+    return {name: _in_a_row(each, name) for name, each in parts.items()}
 
 
 def _in_a_row(parts: Sequence[Any], name: str) -> Any:
@@ -38,3 +42,13 @@ def _in_a_row(parts: Sequence[Any], name: str) -> Any:
     except (ValueError, RuntimeError) as error:
         raise InvalidRequestError(f"the {name} of the hand-off's pieces don't fit together: {error}") from error
     return parts[-1]
+
+
+def count_listed(value: Any, enough: int) -> int:
+    """How many values lists in lists have, on all levels; not counted further once they are more than ``enough``."""
+    lists, count = [value] if isinstance(value, list | tuple) else [], 0
+    while lists and count <= enough:
+        count += sum(map(len, lists))
+        if count <= enough:
+            lists = [each for each in itertools.chain.from_iterable(lists) if isinstance(each, list | tuple)]
+    return count

@@ -14,7 +14,7 @@ from omni_discovery.inputs.containers import check_arguments, decode_any
 _UNREAD: Final = ("mm_features", "mm_processor_kwargs", "multi_modal_uuids", "mm_hashes")
 
 #: Characters from which on a text is long: to encode them takes some tens of milliseconds.
-_LONG: Final = 1 << 16
+LONG: Final = 1 << 16
 #: Characters of a text that is drawn: its model reads a few hundred, and its tokenizer all of them.
 LONGEST_DRAWN: Final = 1 << 16
 #: A chat template takes some 30 us for each message, in which as many characters are encoded.
@@ -82,7 +82,7 @@ def prompt_text(inputs: Mapping[str, Any]) -> str:
 
 def is_long(inputs: Mapping[str, Any]) -> bool:
     """Whether a client's prompt or messages are to be read in a thread beside the engine's."""
-    return reading_size(inputs) >= _LONG
+    return reading_size(inputs) >= LONG
 
 
 def reading_size(inputs: Mapping[str, Any]) -> int:

@@ -448,6 +448,18 @@ ATTACKS: Final = (
     Attack("Z53", "downloads of a video that nobody reads", "16 of one client, 256 of a hub"),
     Attack("Z54", "the description of all routes of vLLM's server, which takes seconds to make", "made in a thread"),
     Attack("Z55", "a path with a number of five thousand digits, for a traceback in the log each", "414"),
+    Attack("Z56", "connections that take a little of their answer, on every place", "the slowest give way"),
+    Attack("Z57", "an address of a KV cache with a user's name that looks like a registered host", "refused"),
+    Attack("Z58", "codes and token ids by the million, for a decoder or a talker", "counted first, once"),
+    Attack("Z59", "embeddings in long lists, prompts in tokens by the million, pieces of many names", "bounded first"),
+    Attack("Z60", "an offer of the whole pool by a producer that never answers", "half of it at most, for one"),
+    Attack("Z61", "objects of a Mooncake store whose owner stands still", "others are read"),
+    Attack(
+        "Z62", "a socket and a process under the name and the id of an embedded etcd that was killed", "not believed"
+    ),
+    Attack("Z63", "texts of half a megabyte from the stage before, again with each piece", "read once, in a thread"),
+    Attack("Z64", "tensors of gigabytes for a list of a torch stage, lists of millions for a tensor", "refused unread"),
+    Attack("Z65", "an answer to go on with, of tokens without text by the thousand", "not gone on with"),
 )
 
 #: Rows without a test, and why.

@@ -17,7 +17,10 @@ from omni_discovery.inputs.seeds import seed_of
 from omni_discovery.records.params import ParamBounds
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.callable.live_pieces import LivePieces
+from stage_runtime.engines.handoffs import count_listed
 
+#: Numbers that are read from an array into a list, or from lists into an array: both take long, in the engine's thread.
+_MOST_LISTED: Final = 1 << 20
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
 
@@ -124,11 +127,19 @@ class TypedInput:
         return handed
 
     def _plain(self, name: str, value: Any) -> Any:
-        """An array as a list if the field is one, else the value."""
+        """An array as a list if the field is one, else the value. Raise InvalidRequestError for too many numbers."""
         kind = self._fields[name]
         kinds = kind.types if isinstance(kind, shapes.UnionType) else (kind,)
-        if hasattr(value, "tolist") and any(isinstance(each, _LISTS) for each in kinds):
-            return value.tolist()
+        if hasattr(value, "tolist"):
+            if not any(isinstance(each, _LISTS) for each in kinds):
+                return value
+            count = int(value.numel()) if hasattr(value, "numel") else int(value.size)
+            if count <= _MOST_LISTED:
+                return value.tolist()
+            raise InvalidRequestError(f"{name}: {count} numbers; a list of this stage takes up to {_MOST_LISTED}")
+        may_be_tensor = any(isinstance(each, shapes.CustomType) for each in kinds)
+        if may_be_tensor and count_listed(value, _MOST_LISTED) > _MOST_LISTED:
+            raise InvalidRequestError(f"{name}: its lists are longer than {_MOST_LISTED} values")
         return value
 
     def _convert(self, kind: Any, value: Any) -> Any:

@@ -13,7 +13,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.companions import NEGATIVE, negative_of
-from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.handoffs import count_listed, joined
 from stage_runtime.engines.pictures.partial_images import PartialImages
 from stage_runtime.engines.prompts import LONGEST_DRAWN, prompt_text
 from stage_runtime.engines.sampling import Seed, checked
@@ -26,6 +26,8 @@ MASK, EQUAL_MASK = "prompt_embeds_mask", "prompt_attention_mask"
 #: The most tokens of a table of embeddings, or numbers in one row, by the dimensions; and numbers in all.
 _MOST_ROWS: Final = {2: 4096, 1: 65_536}
 _MOST_NUMBERS: Final = 1 << 25
+#: Numbers of a table, or of a row, that may come as lists.
+_MOST_LISTED: Final = 1 << 18
 
 _Side = Annotated[int, Meta(ge=8, le=8192)]
 
@@ -216,7 +218,7 @@ def _embeds(handed: Mapping[str, Any], name: str, whose: str) -> Embeds:
     import torch
 
     rows = _tensor(handed, name, 2, whose)
-    if not rows.is_floating_point() or not len(rows):
+    if rows.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not len(rows):
         raise InvalidRequestError(f"{name} in {whose} must hold a float for each token and place")
     if not torch.isfinite(rows).all():
         raise InvalidRequestError(f"{name} in {whose} holds what is no number")
@@ -231,6 +233,8 @@ def _embeds(handed: Mapping[str, Any], name: str, whose: str) -> Embeds:
 def _tensor(handed: Mapping[str, Any], name: str, dimensions: int, whose: str) -> Any:
     import torch
 
+    if count_listed(handed[name], _MOST_LISTED) > _MOST_LISTED:
+        raise InvalidRequestError(f"{name} in {whose} is longer than {_MOST_LISTED} values: hand it over as a tensor")
     try:
         tensor = torch.as_tensor(handed[name])
     except (TypeError, ValueError, RuntimeError) as error:

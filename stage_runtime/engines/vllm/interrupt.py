@@ -48,6 +48,8 @@ def take_over(answer: Answer, model: Model) -> EngineOutput | None:
     vllm_resume.check(params, model)
     if answer.prompt.embeds is not None and resume.token_ids:
         raise vllm_resume.refusal("prompt_embeds")
+    if len(answer.prompt) + len(resume.token_ids) > model.max_model_len:
+        raise vllm_resume.refusal("other prompt")
     answer.token_ids += resume.token_ids
     answer.texts.append(resume.text)
     ended = vllm_resume.end_of(resume.token_ids, len(answer.prompt), params, model)

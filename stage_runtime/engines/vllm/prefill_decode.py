@@ -90,6 +90,8 @@ class PrefillDecode:
         self._own: dict[str, Any] = {}
         self._kv_hosts: list[str] = []
         self._cache = KvCache()
+        #: Tokens that a request may have; 0: not known yet.
+        self._longest = 0
         self._log_once = LogOnce()
         if self.role is None:
             return
@@ -127,6 +129,7 @@ class PrefillDecode:
 
     def loaded(self, llm: Any) -> None:
         """Called once vLLM has loaded: finds out how decode replicas reach this one, or what this one fetches."""
+        self._longest = int(llm.vllm_config.model_config.max_model_len)
         if self.role == DECODE:
             self._cache = _cache_of(llm)
         if not self.is_prefill:
@@ -193,7 +196,11 @@ class PrefillDecode:
         if handed is None:
             raise PayloadError("no stage before this one prefilled: the hand-off has no kv_transfer_params")
         params, prompt = handed["kv_transfer_params"], handed.get("prompt_token_ids")
-        if not isinstance(params, Mapping) or not isinstance(prompt, list) or not all(type(e) is int for e in prompt):
+        if not isinstance(params, Mapping) or not isinstance(prompt, list):
+            raise PayloadError("the prefill's hand-off is damaged")
+        if 0 < self._longest < len(prompt):
+            raise PayloadError(f"the prefill's prompt has {len(prompt)} tokens; this stage takes up to {self._longest}")
+        if not set(map(type, prompt)) <= {int}:
             raise PayloadError("the prefill's hand-off is damaged")
         _check_kv_params(params, self.connector, len(prompt), self._cache)
         return handed
@@ -270,6 +277,8 @@ def _is_flat(blocks: Any) -> bool:
 
 def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
     """They are in a list for each group of the cache; in older releases of vLLM, in one list."""
+    if isinstance(blocks, list | tuple) and len(blocks) > max(prompt, cache.groups):
+        raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")
     rows = [blocks] if _is_flat(blocks) and not cache.is_grouped else blocks
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
         raise PayloadError("the prefill's remote_block_ids are no lists of whole numbers")

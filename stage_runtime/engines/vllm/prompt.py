@@ -15,7 +15,7 @@ from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.client_threads import ClientThreads, work_of
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
-from stage_runtime.engines.prompts import check_unread, is_long, read_prompt
+from stage_runtime.engines.prompts import LONG, check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.sampling_params import check_length, check_prompt
 
@@ -194,7 +194,26 @@ def brings_items(request: StageRequest, model: Model) -> bool:
 
 
 def _is_long(request: StageRequest) -> bool:
-    return not request.payloads and is_long(request.inputs)
+    if not request.payloads:
+        return is_long(request.inputs)
+    return text_size(parts_of(request.payloads.values())) >= LONG
+
+
+def parts_of(handed: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The pieces of these hand-offs, or themselves. Raise InvalidRequestError for pieces that are none."""
+    parts: list[Mapping[str, Any]] = []
+    for each in handed:
+        pieces = each.get(_PIECES, (each,))
+        if not isinstance(pieces, list | tuple) or not all(isinstance(piece, Mapping) for piece in pieces):
+            raise InvalidRequestError("the hand-off's pieces must be a list of mappings")
+        parts += pieces
+    return parts
+
+
+def text_size(parts: Iterable[Mapping[str, Any]]) -> int:
+    """Characters of the texts of pieces; one for a piece without any."""
+    texts = (part.get("text") for part in parts)
+    return sum(max(1, len(text)) if isinstance(text, str) else 1 for text in texts)
 
 
 def salt_of(request: StageRequest) -> str:
@@ -240,7 +259,7 @@ def checked_prompt(prompt: Prompt, model: Model) -> Prompt:
 
 def read_handed(handed: Iterable[Mapping[str, Any]], model: Model) -> Prompt:
     """The prompt in these hand-offs, or pieces of one, concatenated. Raise InvalidRequestError if they hold none."""
-    parts = [part for each in handed for part in each.get(_PIECES, (each,))]
+    parts = parts_of(handed)
     if not parts:
         return Prompt()
     items = _items(parts, model)

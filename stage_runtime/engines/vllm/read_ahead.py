@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
+from stage_runtime.engines.prompts import LONG
 from stage_runtime.engines.vllm.load import Model
 from stage_runtime.engines.vllm.prompt import (
     Prompt,
@@ -27,12 +28,13 @@ from stage_runtime.engines.vllm.prompt import (
     read_handed,
     read_ids,
     salt_of,
+    text_size,
 )
 from stage_runtime.engines.vllm.runs import Runs
 from stage_runtime.engines.vllm.sampling_params import check_length, check_prompt, sampling_params
 
 _Handed = Mapping[str, Any]
-#: Pieces of text are read anew with all before them, but only once there are more new ones than a part of these.
+#: Texts are read anew with all before them, but only once more has come than a part of these.
 _UNREAD: Final = 8
 
 
@@ -56,7 +58,7 @@ class PartialPrompt:
     #: were more than token ids.
     read_to: tuple[int, int] = (0, 0)
     known_name: str = ""
-    #: How many pieces they were read from, and how many have come.
+    #: Of how much they were read, in characters of texts, or in pieces without any; and how many pieces have come.
     known_from: int = 0
     came: int = 0
     #: How long the prompt is so far, where it may be one of embeds; texts don't count yet.
@@ -94,9 +96,11 @@ class PartialPrompt:
             self._add_known([part[name] for part in new], name, model)
             self.read_to = read_to
             return
-        if not self.known_name and len(new) <= self.known_from // _UNREAD:
+        size = text_size(new)
+        # A long text is read once, when all of it is there, in a thread.
+        if not self.known_name and (size <= self.known_from // _UNREAD or self.known_from + size >= LONG):
             return
-        self.known_from, self.known_name, self.read_to = self.known_from + len(new), "", read_to
+        self.known_from, self.known_name, self.read_to = self.known_from + size, "", read_to
         prompt = read_handed(self._known_parts(), model)
         # A part is checked, too: a prompt can only become longer. Only vLLM knows which tokens items become.
         known = bool(len(prompt)) and prompt.items is None

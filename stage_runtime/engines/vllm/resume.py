@@ -31,8 +31,13 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
     "prompt_embeds": "what was shown is tokens, and can't be put behind a prompt that is none",
     "hidden_states": "nothing is left to say, and the next stage needs what is gone with the replica that said it",
     "other text": "the tokens that were shown say something else here, so this is another model or tokenizer",
+    "no text": "many of the tokens that were shown in a row make no text, and to read those takes ever longer",
     "other prompt": "this replica does not take the prompt with what was shown behind it",
 }
+
+
+#: So many tokens in a row make no text in no answer worth to be continued.
+_WORDLESS: Final = 32
 
 
 def refusal(name: str) -> NotResumableError:
@@ -104,7 +109,15 @@ class ResumableDetokenizer:
 
     def replay(self, resume: Resume, *, stopped: bool) -> None:
         """Consume the tokens that were shown. Raise NotResumableError if their text differs from the one shown."""
-        if self.text_of(resume.token_ids, "stop" if stopped else None) != resume.text:
+        token_ids, text = resume.token_ids, ""
+        for start in range(0, len(token_ids), _WORDLESS):
+            part = token_ids[start : start + _WORDLESS]
+            added = self.text_of(part, "stop" if stopped and start + len(part) == len(token_ids) else None)
+            # Tokens without text are all read anew with each token behind them.
+            if not added and len(part) == _WORDLESS:
+                raise refusal("no text")
+            text += added
+        if text != resume.text:
             raise refusal("other text")
 
     def text_of(self, token_ids: Sequence[int], finish_reason: str | None) -> str:

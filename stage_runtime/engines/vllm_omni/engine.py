@@ -239,7 +239,9 @@ class OmniStage:
         if run is None:
             return
         if piece is not None and run.end is None:
-            self._give(run, from_stage, piece)
+            with _blaming(from_stage):
+                payload = read_payload(piece, self._takes, is_first=not run.given)
+            self._give(run, from_stage, piece, payload)
         # One that is done, as a talker at its last token, wants no more of what still comes.
         if is_last and not run.has_all_input and run.end is None:
             raise InvalidRequestError(f"the hand-off of stage {from_stage} ended before its last piece")
@@ -372,14 +374,14 @@ class OmniStage:
             payloads = [read_payload(piece, self._takes, is_first=not at) for at, piece in enumerate(pieces)]
         if self._args.async_chunk and not is_terminal(payloads[-1]):
             raise InvalidRequestError("the hand-off's last piece is missing, or it is of a stage without async_chunk")
-        for piece in pieces:
-            self._give(run, from_stage, piece)
+        for piece, payload in zip(pieces, payloads, strict=True):
+            self._give(run, from_stage, piece, payload)
 
-    def _give(self, run: _Run, from_stage: int, handed: Mapping[str, Any]) -> None:
+    def _give(self, run: _Run, from_stage: int, handed: Mapping[str, Any], payload: Mapping[str, Any]) -> None:
+        """Give a run a hand-off, or a piece of one, and the payload that was read in it."""
         loaded = self._ready()
         made = None
         with _blaming(from_stage):
-            payload = renamed(read_payload(handed, self._takes, is_first=not run.given), run.name)
             source = None if run.has_begun else read_source(handed)
         if source is not None:
             run.prompt = source.prompt()
@@ -388,7 +390,7 @@ class OmniStage:
             check_length(len(made.prompt_token_ids), loaded)
         check_length(max(1, code_count(payload)), loaded)
         try:
-            loaded.mailbox.offer(run.name, from_stage, run.given, payload)
+            loaded.mailbox.offer(run.name, from_stage, run.given, renamed(payload, run.name))
         except (TypeError, RecursionError) as error:
             raise PayloadError(f"the hand-off's payload: {error}", from_stage) from error
         run.given += 1
@@ -568,7 +570,8 @@ def _taken_by(loaded: LoadedStage) -> PayloadCheck | None:
         return None
     if loaded.metadata.model_stage == "talker":
         return talker_of(loaded.kind, loaded.hf_config)
-    return codes_of(loaded.metadata.model_stage, loaded.hf_config)
+    longest = int(loaded.vllm_config.model_config.max_model_len)
+    return codes_of(loaded.metadata.model_stage, loaded.hf_config, most=longest)
 
 
 def _usage(run: _Run) -> dict[str, int]:

@@ -22,8 +22,8 @@ _META: Final = "meta"
 #: Parts of a payload that are no tensors: who speaks, and how.
 _TEXTS: Final = ("speaker", "language")
 _LONGEST_TEXT: Final = 1 << 16
-#: Codes of sound, or token ids, of one payload or piece of one: an hour of sound at 25 frames of 32 codes a second.
-_MOST_VALUES: Final = 3 << 20
+#: Token ids of one payload, or piece of one: more than any thinker reads and says.
+MOST_IDS: Final = 1 << 19
 _Ids = list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
 
 
@@ -102,10 +102,10 @@ def check_parts(payload: Mapping[str, Any], tensors: Mapping[str, frozenset[str]
         raise InvalidRequestError(f"the hand-off's meta: {error}") from error
 
 
-def check_count(values: Any, name: str) -> None:
-    """Raise InvalidRequestError for more values in a row than any stage makes, before they are looked at."""
-    if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 and len(values) > _MOST_VALUES:
-        raise InvalidRequestError(f"the hand-off's {name} are {len(values)} numbers; at most {_MOST_VALUES} are taken")
+def check_count(values: Any, name: str, most: int = MOST_IDS) -> None:
+    """Raise InvalidRequestError for more values in a row than the stage takes, before they are looked at."""
+    if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 and len(values) > most:
+        raise InvalidRequestError(f"the hand-off's {name} are {len(values)} numbers; at most {most} are taken")
 
 
 def _flag(value: Any) -> Any:
@@ -160,10 +160,11 @@ def code_count(payload: Mapping[str, Any]) -> int:
 
 
 class Codes(msgspec.Struct, frozen=True, kw_only=True):
-    """The codes of sound that a decoder takes: ``groups`` books of ``codes`` each."""
+    """The codes of sound that a decoder takes: ``groups`` books of ``codes`` each, at most so many at once."""
 
     groups: int
     codes: int
+    most: int = MOST_IDS
 
     def check(self, payload: Mapping[str, Any], *, is_first: bool) -> None:
         """Raise InvalidRequestError for codes that the decoder would trip over."""
@@ -183,9 +184,9 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True):
     def _frames(self, audio: Any) -> int:
         if getattr(audio, "ndim", 1) != 1:
             raise InvalidRequestError("the hand-off's codes are whole numbers in one row")
-        check_count(audio, "codes")
+        check_count(audio, "codes", self.most)
         values = audio.tolist() if hasattr(audio, "tolist") else audio
-        if not isinstance(values, list) or any(type(each) is not int for each in values):
+        if not isinstance(values, list) or not set(map(type, values)) <= {int}:
             raise InvalidRequestError("the hand-off's codes are whole numbers in one row")
         if len(values) % self.groups:
             raise InvalidRequestError(f"{len(values)} codes can't be shared out to {self.groups} books")
@@ -199,17 +200,17 @@ _OF_DECODERS: Final = {"codes": frozenset(("audio",))}
 _DECODERS: Final = ("code2wav",)
 
 
-def codes_of(model_stage: str | None, hf_config: Any) -> Codes | None:
+def codes_of(model_stage: str | None, hf_config: Any, most: int = MOST_IDS) -> Codes | None:
     """What a decoder of sound takes; None for a stage that is none, or whose model does not say it."""
     if model_stage not in _DECODERS:
         return None
     drawn = getattr(getattr(hf_config, "token2wav_config", None), "dit_config", None)
     if drawn is not None:
         # Its table has one row more than it has codes.
-        return Codes(groups=1, codes=int(drawn.num_embeds) + 1)
+        return Codes(groups=1, codes=int(drawn.num_embeds) + 1, most=most)
     talker = getattr(hf_config, "talker_config", None)
     predictor = getattr(talker, "code_predictor_config", None)
     groups, codes = getattr(talker, "num_code_groups", None), getattr(predictor, "vocab_size", None)
     if not groups or not codes:
         return None
-    return Codes(groups=int(groups), codes=int(codes))
+    return Codes(groups=int(groups), codes=int(codes), most=most)

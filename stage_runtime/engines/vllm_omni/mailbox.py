@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -86,6 +86,10 @@ class Mailbox:
                 del self._inbox[key]
 
 
+#: Types whose values nobody can change.
+_PLAIN: Final = frozenset((int, float, bool, str))
+
+
 def copied(value: Any) -> Any:
     """A deep copy of plain values, arrays and tensors, the latter on the CPU and with their dtype.
 
@@ -96,6 +100,8 @@ def copied(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): copied(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
+        if set(map(type, value)) <= _PLAIN:
+            return list(value)
         return [copied(each) for each in value]
     if isinstance(value, np.ndarray):
         return value.copy()

@@ -112,9 +112,11 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
     def _token_ids(self, value: Any, name: str) -> Sequence[int]:
         check_count(value, name)
         # vLLM-Omni adds to these lists, so that a tensor of the same numbers would end it.
-        if not isinstance(value, list) or not all(type(each) is int and 0 <= each < self.vocabulary for each in value):
-            raise InvalidRequestError(f"the hand-off's {name} must be token ids in a list, below {self.vocabulary}")
-        return value
+        if isinstance(value, list) and set(map(type, value)) <= {int}:
+            token_ids: list[int] = value
+            if not token_ids or 0 <= min(token_ids) <= max(token_ids) < self.vocabulary:
+                return token_ids
+        raise InvalidRequestError(f"the hand-off's {name} must be token ids in a list, below {self.vocabulary}")
 
     def _check_mark(self, value: Any, name: str) -> None:
         shape = tuple(getattr(value, "shape", ()))

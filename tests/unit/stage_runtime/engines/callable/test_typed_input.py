@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -58,3 +60,26 @@ def test_what_is_refused_beforehand_the_stage_would_refuse_and_for_bounds_the_ot
             taken.read(request)
     elif set(params) <= {"width", "share", "loop", "prompt"}:
         taken.read(request)
+
+
+@pytest.mark.attack("Z64")
+@pytest.mark.parametrize(
+    ("handed", "said"),
+    [
+        (
+            {"frames": torch.zeros(1).expand(1 << 34)},
+            "frames: 17179869184 numbers; a list of this stage takes up to 1048576",
+        ),
+        ({"frames": np.broadcast_to(np.zeros(1, np.int8), (1 << 20, 9))}, "frames: 9437184 numbers"),
+        ({"noise": [[0.5] * 1024] * 1025}, "noise: its lists are longer than 1048576 values"),
+        ({"noise": [0.5] * ((1 << 20) + 1)}, "noise: its lists are longer"),
+    ],
+)
+def test_neither_gigabytes_become_numbers_of_python_nor_millions_of_these_a_tensor(
+    handed: dict[str, Any], said: str
+) -> None:
+    typed = TypedInput(Scene, "cpu")
+    with pytest.raises(InvalidRequestError, match=re.escape(said)):
+        typed.read(StageRequest("r", "r", payloads={0: handed}))
+    read = typed.read(StageRequest("r", "r", payloads={0: {"frames": torch.arange(3), "noise": [[0.5, 1.0]]}}))
+    assert (read.frames, read.noise.tolist()) == ([0, 1, 2], [[0.5, 1.0]])

@@ -23,7 +23,7 @@ from stage_runtime.engines.base import EngineOutput, StageRequest, create_engine
 from stage_runtime.engines.diffusers.engine import DiffusersEngine
 from stage_runtime.engines.diffusers.pipeline import PipelineSource, fetch
 from stage_runtime.engines.pictures.drawer import PictureDrawer
-from stage_runtime.engines.pictures.request import Picture, Traits, read_picture
+from stage_runtime.engines.pictures.request import Embeds, Picture, Traits, read_picture
 from stage_runtime.lifecycle import stalled
 from tests.support.engines import run
 from tests.support.processes import wait_for
@@ -251,3 +251,36 @@ def test_embeddings_without_end_are_refused_before_any_is_looked_at(handed: dict
     request = msgspec.structs.replace(ask("r"), payloads={0: handed})
     with pytest.raises(InvalidRequestError, match="more than a prompt can be"):
         read_picture(request, replace(TRAITS, parameters=TRAITS.parameters | {"prompt_embeds"}))
+
+
+@pytest.mark.attack("Z59")
+@pytest.mark.parametrize(
+    ("handed", "said"),
+    [
+        (
+            {"prompt_embeds": [[0.5] * 1000] * 263},
+            "prompt_embeds in the hand-off is longer than 262144 values: hand it over as a tensor",
+        ),
+        ({"prompt_embeds": [0.5] * 262_145}, "is longer than 262144 values"),
+        (
+            {"prompt_embeds": [[0.5]], "pooled_prompt_embeds": [0.5] * 262_145},
+            "pooled_prompt_embeds in the hand-off is longer",
+        ),
+        ({"prompt_embeds": torch.ones(4, 8).to(torch.float8_e4m3fn)}, "must hold a float"),
+        ({"prompt_embeds": torch.ones(4, 8, dtype=torch.complex64)}, "must hold a float"),
+    ],
+)
+def test_of_embeddings_in_lists_few_are_read(handed: dict[str, Any], said: str) -> None:
+    """A list of millions takes seconds to become a tensor, in the engine's thread."""
+    request = StageRequest("r1", "r1", payloads={0: handed})
+    with pytest.raises(InvalidRequestError, match=said):
+        read_picture(request, replace(TRAITS, parameters=TRAITS.parameters | {"prompt_embeds"}))
+
+
+def test_embeddings_may_come_in_lists() -> None:
+    request = StageRequest(
+        "r1", "r1", payloads={0: {"prompt_embeds": [[[0.5, 1.0]] * 3], "prompt_embeds_mask": [1] * 3}}
+    )
+    picture = read_picture(request, replace(TRAITS, parameters=TRAITS.parameters | {"prompt_embeds"}))
+    assert isinstance(picture.prompt, Embeds)
+    assert picture.prompt.rows.tolist() == [[0.5, 1.0]] * 3

@@ -260,3 +260,26 @@ def test_the_hub_keeps_where_the_prefill_left_its_kv() -> None:
     ref = msgspec.structs.replace(message.payloads[0], metadata={"kv_transfer_params": NIXL_SAID})
     walk.tell(heard(0, 0, msgspec.structs.replace(message, payloads=(ref,))))
     assert walk.machine.state.public.pd_prefill_multimodal_output == {"stage_id": 0, "kv_transfer_params": NIXL_SAID}
+
+
+@pytest.mark.attack("Z59")
+def test_a_prompt_longer_than_the_model_takes_is_not_gone_through() -> None:
+    """Nor are blocks that are more than the prompt has tokens."""
+    decode = part("decode")
+    decode._longest = 8
+    params = {**NIXL_SAID, "remote_block_ids": [[1]]}
+
+    class Long(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("it is gone through")
+
+    for handed, said in (
+        ({"prompt_token_ids": Long([1] * 9), "kv_transfer_params": params}, "9 tokens; this stage takes up to 8"),
+        (
+            {"prompt_token_ids": [1] * 8, "kv_transfer_params": {**params, "remote_block_ids": Long([1] * 9)}},
+            "not those of 8 tokens",
+        ),
+    ):
+        with pytest.raises(PayloadError, match=said):
+            decode.prompt_of(decode_request(handed))
+    assert decode.prompt_of(decode_request({"prompt_token_ids": [1] * 8, "kv_transfer_params": params})) == [1] * 8

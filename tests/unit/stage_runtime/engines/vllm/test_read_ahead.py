@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.prompt import read_handed
+from stage_runtime.engines.vllm.prompt import PromptReader, read_handed
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt
 
 
@@ -152,3 +152,42 @@ def test_what_is_known_is_the_beginning_of_what_is_read_in_the_end(
             return
         if prompt.known_name:
             assert prompt.known == list(read_handed(prompt._known_parts(), limits).token_ids)
+
+
+@pytest.mark.attack("Z63")
+def test_a_long_text_is_not_read_anew_with_each_piece_behind_it() -> None:
+    """1. a text of 60 000 characters and five thousand small ones behind it: what is read is not much more than once
+    2. beyond 65 536 in all, the rest waits for the end, when it is read in a thread
+    """
+    prompt, limits = partial(0), model(1 << 17)
+    prompt.add_piece(0, {"text": "a" * 60_000}, limits, is_last=False)
+    for _ in range(5000):
+        prompt.add_piece(0, {"text": "bc"}, limits, is_last=False)
+    assert limits.tokenizer.letters == 60_000
+    prompt.add_piece(0, {"text": "d" * 5000}, limits, is_last=True)
+    assert limits.tokenizer.letters == 60_000
+    whole = prompt.whole()
+    assert whole is not None
+    assert len(read_handed(whole.payloads.values(), limits)) == 75_000
+
+
+@pytest.mark.attack("Z63")
+def test_a_long_text_that_is_handed_over_is_read_in_a_thread() -> None:
+    reader = PromptReader()
+    try:
+        for length, is_aside in ((1000, False), (65_536, True)):
+            texts = [{"text": "a"}, {"text": "a" * (length - 1)}]
+            request = StageRequest(key=str(length), request_id="r", payloads={0: {"pieces": texts}})
+            assert reader.read_long(request, None, None, model(1 << 17), []) is is_aside
+        (read,) = reader.take_read(waits=True) or reader.take_read(waits=True)
+        prompt = read.prompt.result(20)
+        assert prompt is not None
+        assert len(prompt) == 65_536
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("pieces", [3, "ab", [3], None, {"a": 1}])
+def test_pieces_that_are_none_are_refused(pieces: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="pieces must be a list of mappings"):
+        read_handed([{"pieces": pieces}], model())

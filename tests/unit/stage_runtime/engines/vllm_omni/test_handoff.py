@@ -151,5 +151,14 @@ def test_codes_are_known_of_a_decoder_whose_model_tells_them() -> None:
 @pytest.mark.attack("Z36")
 def test_codes_without_end_are_refused_before_any_is_looked_at() -> None:
     endless = torch.ones(1, dtype=torch.int8).expand(1 << 34)
-    with pytest.raises(InvalidRequestError, match="codes are 17179869184 numbers; at most 3145728 are taken"):
+    with pytest.raises(InvalidRequestError, match="codes are 17179869184 numbers; at most 524288 are taken"):
         CODES.check({"codes": {"audio": endless}}, is_first=True)
+
+
+@pytest.mark.attack("Z58")
+@pytest.mark.parametrize("codes", [list(range(12)), torch.arange(12)])
+def test_no_more_codes_are_looked_at_than_the_decoder_takes(codes: Any) -> None:
+    decoder = Codes(groups=4, codes=2048, most=8)
+    read_payload({"payload": {"codes": {"audio": codes[:8]}}}, decoder)
+    with pytest.raises(InvalidRequestError, match="codes are 12 numbers; at most 8 are taken"):
+        read_payload({"payload": {"codes": {"audio": codes}}}, decoder)
