@@ -460,6 +460,9 @@ ATTACKS: Final = (
     Attack("Z63", "texts of half a megabyte from the stage before, again with each piece", "read once, in a thread"),
     Attack("Z64", "tensors of gigabytes for a list of a torch stage, lists of millions for a tensor", "refused unread"),
     Attack("Z65", "an answer to go on with, of tokens without text by the thousand", "not gone on with"),
+    Attack("Z66", "a URL or a path among the pictures that a stage hands over", "nothing is fetched or opened"),
+    Attack("Z67", "a prompt of megabytes for a picture, from the stage before", "refused"),
+    Attack("Z68", "pictures of a few KB and millions of pixels, in chats of vLLM's server", "not decoded in the hub"),
 )
 
 #: Rows without a test, and why.

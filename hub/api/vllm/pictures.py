@@ -16,6 +16,8 @@ from typing import Any, Final
 from PIL import Image
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import mm_input, tokens_input
+from vllm.multimodal.media.base import MediaWithBytes
+from vllm.multimodal.media.image import ImageMediaIO
 from vllm.renderers.registry import RENDERER_REGISTRY
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.tokenizers.hf import ThreadSafeHFTokenizerMixin
@@ -73,6 +75,23 @@ def read_few_formats() -> None:
     for name, (factory, _) in list(Image.OPEN.items()):
         if name not in PICTURE_FORMATS:
             Image.OPEN[name] = factory, _is_not_read
+
+
+def open_pictures_only() -> None:
+    """Have vLLM's server open pictures and not decode them: a few KB may be 67 million pixels, and none is needed here.
+
+    The replica decodes them, the clients in turn.
+    """
+    ImageMediaIO.load_bytes = _opened  # type: ignore[method-assign, assignment]
+
+
+def _opened(_: ImageMediaIO, data: bytes) -> MediaWithBytes[Image.Image]:
+    try:
+        check_head(data)
+        picture = Image.open(BytesIO(data), formats=PICTURE_FORMATS)
+    except (InvalidRequestError, OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"Failed to load image: {error}") from error
+    return MediaWithBytes(picture, data)
 
 
 def _is_not_read(_begin: bytes) -> bool:

@@ -33,7 +33,7 @@ from hub.api.vllm.errors import AnsweredErrors, HubHeaders
 from hub.api.vllm.flags import parse_flags
 from hub.api.vllm.hub_routes import hub_routes
 from hub.api.vllm.params import default_overrides
-from hub.api.vllm.pictures import picture_args, read_few_formats, renderer_of
+from hub.api.vllm.pictures import open_pictures_only, picture_args, read_few_formats, renderer_of
 from hub.api.vllm.pooling import PoolingClient, compare_apart, refusing_routes, score_beside_the_loop, set_defaults
 from hub.api.vllm.served_routes import close_unknown_routes, describe_aside
 from hub.api.vllm.validation import shorten_errors, stop_at_first_errors, stop_in_routes
@@ -75,6 +75,7 @@ class VllmFrontend:
         except KeyError as error:
             raise ConfigError(f"--api-args: {error.args[0]}") from error
         read_few_formats()
+        open_pictures_only()
         remember_little()
         look_through_short_texts()
         score_beside_the_loop()

@@ -306,6 +306,29 @@ def test_a_file_of_two_formats_is_opened_as_the_one_that_was_checked(monkeypatch
         Image.open(io.BytesIO(b"\0" + file[1:]), formats=["FLI"])
 
 
+@pytest.mark.attack("Z68")
+def test_pictures_are_opened_in_the_hub_and_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. of a picture the head is read, and its file goes on; 2. what is none, or too large, is the client's mistake"""
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    from hub.api.vllm.pictures import open_pictures_only
+
+    monkeypatch.setattr(ImageMediaIO, "load_bytes", ImageMediaIO.load_bytes)
+    open_pictures_only()
+    buffer = io.BytesIO()
+    Image.new("1", (8192, 8192)).save(buffer, "PNG")
+    file = buffer.getvalue()
+    cut = file[: len(file) // 2]
+    for each in (file, cut):
+        opened = ImageMediaIO().load_bytes(each)
+        assert (opened.media.size, opened.original_bytes) == ((8192, 8192), each)
+    with pytest.raises(OSError, match="truncated"):
+        opened.media.load()
+    for bad in (b"", b"GIF89a", b"\x89PNG"):
+        with pytest.raises(ValueError, match="Failed to load image"):
+            ImageMediaIO().load_bytes(bad)
+
+
 async def test_a_model_that_sees_nothing_takes_no_pictures() -> None:
     """Neither one of text alone, nor one that its operator keeps from looking."""
     with as_the_supervisor_has_it():
