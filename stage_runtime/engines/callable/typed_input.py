@@ -114,8 +114,9 @@ class TypedInput:
         handed: dict[str, Any] = {}
         for payload in request.payloads.values():
             pieces = payload.get("pieces") if set(payload) == {"pieces"} else None
-            if isinstance(pieces, list) and len(pieces) == 1 and "pieces" not in self._fields:
-                handed |= pieces[0]
+            only = pieces[0] if isinstance(pieces, list) and len(pieces) == 1 else None
+            if isinstance(only, Mapping) and "pieces" not in self._fields:
+                handed |= only
             elif isinstance(pieces, list) and "pieces" not in self._fields:
                 raise InvalidRequestError(f"pieces: the hand-off came in {len(pieces)}, this stage has no such field")
             else:

@@ -193,6 +193,8 @@ def _handed(handed: Mapping[str, Any], traits: Traits, whose: str) -> str | int 
     if name and traits.takes_embeds:
         return _embeds(handed, name, whose)
     text = handed.get("text")
+    if isinstance(text, str) and len(text) > LONGEST_DRAWN:
+        raise InvalidRequestError(f"{whose} has a text of {len(text)} characters; at most {LONGEST_DRAWN} are drawn")
     if isinstance(text, str) and text.strip():
         if traits.num_labels:
             return _label(text, traits)

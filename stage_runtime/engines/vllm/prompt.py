@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from omni_discovery.data_urls import MAX_PIXELS
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
@@ -25,6 +26,9 @@ _TOKENS: Final = "prompt_token_ids"
 _IDS: Final = (_TOKENS, "token_ids")
 _ITEMS: Final = "multi_modal_data"
 _PIECES: Final = "pieces"
+#: Values of items in lists, and numbers of their arrays and tensors: as many as a request's pictures have.
+_MOST_ITEMS: Final = 1 << 16
+_MOST_NUMBERS: Final = 3 * MAX_PIXELS
 #: Beside these, token ids are not all that counts.
 _NOT_ALONE: Final = frozenset((_ITEMS, _PIECES))
 #: How long a step waits for a prompt, if there is nothing else to do.
@@ -189,8 +193,12 @@ class PromptReader:
 
 
 def brings_items(request: StageRequest, model: Model) -> bool:
-    """Whether a client's request has pictures or other items for a model that takes some."""
-    return model.takes_items and not request.payloads and has_items(request.inputs)
+    """Whether a request has pictures or other items for a model that takes some."""
+    if not model.takes_items:
+        return False
+    if request.payloads:
+        return any(_ITEMS in part for part in parts_of(request.payloads.values()))
+    return has_items(request.inputs)
 
 
 def _is_long(request: StageRequest) -> bool:
@@ -287,7 +295,34 @@ def _items(parts: Sequence[Mapping[str, Any]], model: Model) -> Mapping[str, Any
         raise InvalidRequestError(f"the hand-off holds {_ITEMS}, and this stage's model takes none")
     if len(items) > 1 or not isinstance(items[0], Mapping):
         raise InvalidRequestError(f"{_ITEMS} must come once in a hand-off, as a mapping from its kind to the items")
+    _check_items(items[0])
     return dict(items[0])
+
+
+def _check_items(items: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError for anything but numbers, arrays and tensors of them, and lists and mappings of these.
+
+    A text would be fetched as a URL, or opened as a file, by the model's processor.
+    """
+    size, count, unread = 0, 0, list[Any]([items])
+    while unread:
+        count, value = count + 1, unread.pop()
+        if count + len(unread) > _MOST_ITEMS:
+            raise InvalidRequestError(f"the hand-off's {_ITEMS} are too many values: pack them in arrays or tensors")
+        if isinstance(value, Mapping):
+            if not all(isinstance(name, str) for name in value):
+                raise InvalidRequestError(f"the hand-off's {_ITEMS} have names that are no texts")
+            unread += value.values()
+        elif isinstance(value, list | tuple):
+            unread += value
+        elif hasattr(value, "numel") or getattr(getattr(value, "dtype", None), "kind", "") in tuple("biuf"):
+            size += int(value.numel()) if hasattr(value, "numel") else int(value.size)
+        elif value is not None and not isinstance(value, bool | int | float):
+            raise InvalidRequestError(
+                f"the hand-off's {_ITEMS} hold a {type(value).__name__}: items come as numbers, arrays or tensors"
+            )
+    if size > _MOST_NUMBERS:
+        raise InvalidRequestError(f"the hand-off's {_ITEMS} have {size} numbers; at most {_MOST_NUMBERS} are taken")
 
 
 def ids_name(part: Mapping[str, Any]) -> str:

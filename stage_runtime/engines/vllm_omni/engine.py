@@ -58,7 +58,7 @@ from stage_runtime.engines.vllm_omni.request import (
     read_processing,
     source_of,
 )
-from stage_runtime.engines.vllm_omni.talker import talker_of
+from stage_runtime.engines.vllm_omni.talker import Talker, talker_of
 
 logger = logging.getLogger(__name__)
 
@@ -383,6 +383,8 @@ class OmniStage:
         made = None
         with _blaming(from_stage):
             source = None if run.has_begun else read_source(handed)
+            if source is not None and isinstance(self._takes, Talker):
+                self._takes.check_prompt(source.prompt_token_ids)
         if source is not None:
             run.prompt = source.prompt()
             with _blaming(from_stage, also=Exception):

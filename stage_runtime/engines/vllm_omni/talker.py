@@ -30,6 +30,8 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, token_ids: Sequence[int]) -> None:
         """Raise InvalidRequestError for a prompt that is no chat with the assistant's turn at its end."""
+        if token_ids.count(self.begin) > _MOST_TURNS:
+            raise InvalidRequestError(f"this model speaks the answers of chats of up to {_MOST_TURNS} messages")
         begins = [at for at, token_id in enumerate(token_ids) if token_id == self.begin]
         roles = [token_ids[at + 1] for at in begins if at + 1 < len(token_ids)]
         is_chat = len(begins) == len(roles) > 1 and set(roles) <= set(self.roles) and roles[-1] == self.assistant
@@ -40,6 +42,8 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+#: vLLM-Omni goes through them one by one, in the engine's thread.
+_MOST_TURNS: Final = 4096
 #: What begins it, the role, and the end of that line.
 _SHORTEST_TURN: Final = 3
 

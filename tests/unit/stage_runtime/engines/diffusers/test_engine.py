@@ -284,3 +284,16 @@ def test_embeddings_may_come_in_lists() -> None:
     picture = read_picture(request, replace(TRAITS, parameters=TRAITS.parameters | {"prompt_embeds"}))
     assert isinstance(picture.prompt, Embeds)
     assert picture.prompt.rows.tolist() == [[0.5, 1.0]] * 3
+
+
+@pytest.mark.attack("Z67")
+@pytest.mark.parametrize("where", ["payloads", "companions"])
+def test_a_text_that_is_handed_over_is_no_longer_than_a_clients(where: str) -> None:
+    """A tokenizer reads all of it, seconds for each megabyte, before it is cut to what the model reads."""
+    long = {0: {"text": "a" * 65_537}}
+    payloads = long if where == "payloads" else {0: {"text": "a"}}
+    companions: Any = {} if where == "payloads" else {"negative": long}
+    request = StageRequest("r1", "r1", payloads=payloads, companions=companions)
+    traits = replace(TRAITS, parameters=TRAITS.parameters | {"negative_prompt"})
+    with pytest.raises(InvalidRequestError, match="a text of 65537 characters; at most 65536 are drawn"):
+        read_picture(request, traits)

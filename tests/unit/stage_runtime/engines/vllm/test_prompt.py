@@ -9,14 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.base import LlmStage
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading, read_request
+from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading, brings_items, read_handed, read_request
 
 MODEL = Model(None, 128, 640, frozenset())
 
@@ -119,3 +121,41 @@ def test_a_prepared_prompt_is_followed_by_its_answer() -> None:
     prompt = Prompt([5], items={}, prepared=prepared)
     assert prompt.with_answer(()) == prepared
     assert prompt.with_answer((8, 9)) == {**prepared, "prompt_token_ids": [7, 7, 5, 8, 9]}
+
+
+@pytest.mark.attack("Z66")
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ({"image": ["http://169.254.169.254/"]}, "hold a str: items come as numbers, arrays or tensors"),
+        ({"image": "/etc/passwd"}, "hold a str"),
+        ({"image": [{"deep": (b"file",)}]}, "hold a bytes"),
+        ({"image": np.array(["http://a/"])}, "hold a ndarray"),
+        ({"image": np.array([object()])}, "hold a ndarray"),
+        ({1: 2}, "names that are no texts"),
+        ({"image": [1] * 70_000}, "too many values"),
+        ({"image": [{str(number): [1] * 500} for number in range(200)]}, "too many values"),
+        ({"video": torch.ones(1, dtype=torch.uint8).expand(1 << 30)}, "have 1073741824 numbers"),
+        ({"video": np.broadcast_to(np.uint8(0), (1 << 15, 1 << 15))}, "have 1073741824 numbers"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_items_that_are_handed_over_are_numbers_which_nothing_is_fetched_for(items: Any, said: str) -> None:
+    """The model's processor would fetch a URL from wherever it leads, and open any file of this host."""
+    model = Model(None, 128, 640, frozenset(), takes_items=True)
+    with pytest.raises(InvalidRequestError, match=said):
+        read_handed([{"token_ids": [5], "multi_modal_data": items}], model)
+
+
+def test_pictures_sound_and_embeds_may_be_handed_over() -> None:
+    model = Model(None, 128, 640, frozenset(), takes_items=True)
+    items = {
+        "image": [torch.zeros(3, 8, 8, dtype=torch.uint8), np.zeros((8, 8, 3), np.uint8)],
+        "audio": (np.zeros(100, np.float32), 16_000),
+        "video": {"video_embeds": torch.zeros(4, 8), "fps": 2.0, "is_whole": True, "more": None},
+    }
+    (handed,) = handed_items = [{"token_ids": [5], "multi_modal_data": items}]
+    assert read_handed(handed_items, model).items == handed["multi_modal_data"]
+    request = StageRequest("k", "r", payloads={0: handed})
+    assert brings_items(request, model)
+    assert not brings_items(StageRequest("k", "r", payloads={0: {"token_ids": [5]}}), model)

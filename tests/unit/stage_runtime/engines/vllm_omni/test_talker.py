@@ -152,3 +152,11 @@ def test_ids_without_end_are_refused_before_any_is_looked_at() -> None:
     endless = torch.ones(1, dtype=torch.int8).expand(1 << 34)
     with pytest.raises(InvalidRequestError, match=r"ids\.prompt are 17179869184 numbers"):
         OF_3.check({"ids": {"prompt": endless}}, is_first=True)
+
+
+@pytest.mark.attack("Z58")
+def test_a_chat_of_thousands_of_turns_is_not_spoken() -> None:
+    turn = [BEGIN, USER]
+    OF_3.check_prompt([*turn * 4095, *CHAT[6:]])
+    with pytest.raises(InvalidRequestError, match="chats of up to 4096 messages"):
+        OF_3.check_prompt([*turn * 4096, *CHAT[6:]])
