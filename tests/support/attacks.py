@@ -445,7 +445,7 @@ ATTACKS: Final = (
     Attack("Z50", "a thousand records of hubs that there are not, which share the slots", "a hub counts what it has"),
     Attack("Z51", "a hub's many connections with messages of 4 MiB in each", "16 messages each; 4 are heard"),
     Attack("Z52", "tens of thousands of companions, for sixteen answers", "counted first, once"),
-    Attack("Z53", "downloads of a video that nobody reads", "16 of one client, 256 of a hub"),
+    Attack("Z53", "downloads of a video that nobody reads", "16 of one client, 256 of a hub, the longest gives way"),
     Attack("Z54", "the description of all routes of vLLM's server, which takes seconds to make", "made in a thread"),
     Attack("Z55", "a path with a number of five thousand digits, for a traceback in the log each", "414"),
     Attack("Z56", "connections that take a little of their answer, on every place", "the slowest give way"),

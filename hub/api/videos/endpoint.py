@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -43,6 +43,8 @@ _AUTO: Final = "auto"
 #: Videos that are sent at one time, by one hub and to one client.
 _MOST_DOWNLOADS: Final = 256
 _MOST_DOWNLOADS_OF_CLIENT: Final = 16
+#: One that takes longer gives its place to another where there is none.
+_LONG_DOWNLOAD_S: Final = 60.0
 _RETRY_AFTER_S: Final = 2.0
 
 
@@ -53,7 +55,8 @@ class Videos:
         self._route = Route(omni, deploy, "video")
         self._omni, self._deploy, self._jobs = omni, deploy, jobs
         #: How many videos are on their way to each client.
-        self._downloads: Counter[str] = Counter()
+        #: The one that began first is the first.
+        self._downloads: list[_Download] = []
 
     async def respond(self, request: Request) -> Response:
         """POST and GET /v1/videos."""
@@ -193,35 +196,45 @@ def _query_of(request: Request, kind: type[_Query]) -> _Query:
 
 
 class _Download(Response):
-    """A file that is sent while there is a place for it: clients that do not read keep some megabytes of it each."""
+    """A file that is sent while there is a place for it: clients that do not read keep some megabytes of it each.
 
-    def __init__(self, under_way: Counter[str], client: str, file: Callable[[], Awaitable[Response]]) -> None:
+    Where all places are taken, the one that has its place for longest gives way, if that is a minute.
+    """
+
+    def __init__(self, under_way: list[_Download], client: str, file: Callable[[], Awaitable[Response]]) -> None:
         self._under_way, self._client, self._file = under_way, client, file
+        self._began_s = 0.0
+        self._scope: Scope = {}
         super().__init__()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
+        self._began_s, self._scope = time.monotonic(), scope
         if (full := self._why_full()) is not None:
             exchange_of(scope).note_error(full)
             await error_response(full)(scope, receive, send)
             return
-        self._under_way[self._client] += 1
+        self._under_way.append(self)
         try:
             response = await self._file()
             await response(scope, receive, send)
         finally:
-            self._under_way[self._client] -= 1
-            if not self._under_way[self._client]:
-                del self._under_way[self._client]
+            if self in self._under_way:
+                self._under_way.remove(self)
 
     def _why_full(self) -> OverloadedError | None:
-        if self._under_way[self._client] >= _MOST_DOWNLOADS_OF_CLIENT:
+        if sum(each._client == self._client for each in self._under_way) >= _MOST_DOWNLOADS_OF_CLIENT:  # noqa: SLF001
             text = f"{_MOST_DOWNLOADS_OF_CLIENT} videos are on their way to this client, which is the most"
-        elif self._under_way.total() >= _MOST_DOWNLOADS:
-            text = f"{_MOST_DOWNLOADS} videos are being sent by this hub, which is the most"
-        else:
+            return OverloadedError(text, _RETRY_AFTER_S)
+        if len(self._under_way) < _MOST_DOWNLOADS:
             return None
-        return OverloadedError(text, _RETRY_AFTER_S)
+        oldest = self._under_way[0]
+        if self._began_s - oldest._began_s < _LONG_DOWNLOAD_S:  # noqa: SLF001
+            text = f"{_MOST_DOWNLOADS} videos are being sent by this hub, which is the most"
+            return OverloadedError(text, _RETRY_AFTER_S)
+        self._under_way.remove(oldest)
+        cut_answer(oldest._scope)  # noqa: SLF001
+        return None
 
 
 class _File(StreamingResponse):

@@ -22,7 +22,7 @@ from omni_discovery.wire import FailureKind
 from stage_runtime.engines.base import EngineOutput, Report, StageRequest, check_model_folder, checked_args
 from stage_runtime.engines.companions import NEGATIVE, negative_of
 from stage_runtime.engines.files import png_of
-from stage_runtime.engines.handoffs import joined
+from stage_runtime.engines.handoffs import count_listed, joined
 from stage_runtime.engines.pictures.output import PictureOutput
 from stage_runtime.engines.pictures.partial_images import PartialImages, steps_shown
 from stage_runtime.engines.sampling import Seed, checked
@@ -209,8 +209,10 @@ def _avoided_ids(request: StageRequest) -> Any:
 def _as_ids(given: Any) -> Any:
     import torch
 
-    if hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0 and len(given) > _MOST_IDS:
-        raise InvalidRequestError(f"{len(given)} token ids were handed over; at most {_MOST_IDS} are read")
+    has_length = hasattr(given, "__len__") and getattr(given, "ndim", 1) != 0
+    count = max(len(given) if has_length else 0, count_listed(given, _MOST_IDS))
+    if count > _MOST_IDS:
+        raise InvalidRequestError(f"{count} token ids were handed over; at most {_MOST_IDS} are read")
     try:
         return torch.as_tensor(given, dtype=torch.int64)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -247,6 +247,28 @@ async def test_videos_that_are_not_read_are_few_of_one_client(hub: Served, monke
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.attack("Z53")
+async def test_the_longest_download_gives_its_place_to_one_that_finds_none(
+    hub: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. all places are taken, by others; 2. a moment later, one is refused; 3. after long, the first one is cut off"""
+    async with hub.client as client, httpx.AsyncClient(base_url=hub.address) as http:
+        made = await client.videos.create(prompt="a cat", seconds="4", size="256x256", extra_body={"fps": 24})  # type: ignore[arg-type]
+        await ended(client, made.id)
+        path = f"/v1/videos/{made.id}/content"
+        monkeypatch.setattr("hub.api.videos.endpoint._MOST_DOWNLOADS", 2)
+        with monkeypatch.context() as patch:
+            patch.setattr("hub.jobs.service.JobService._in_threads", endless)
+            unread = [await http.send(http.build_request("GET", path), stream=True) for _ in range(2)]
+        full = await http.get(path)
+        assert (full.status_code, full.headers["retry-after"]) == (429, "2")
+        monkeypatch.setattr("hub.api.videos.endpoint._LONG_DOWNLOAD_S", 0.0)
+        assert (await http.get(path)).status_code == 200
+        with pytest.raises(httpx.RemoteProtocolError):
+            await unread[0].aread()
+        await unread[1].aclose()
+
+
 async def endless(_self: Any, first: bytes, pieces: Any) -> AsyncIterator[bytes]:
     pieces.close()
     yield first[:1]
