@@ -31,7 +31,7 @@ class ConnectionLimits:
     #: How long a client may take nothing of what waits for it.
     send_timeout_s: float = 60.0
     max_connections: int = 8192
-    #: Bytes of unfinished bodies of all connections together.
+    #: Bytes of unfinished bodies of all connections together, and of messages that their endpoints have not taken.
     max_unfinished_bytes: int = 256 << 20
     #: Memory of what is made of the long bodies of all requests that are being served.
     max_held_bytes: int = 2 << 30
@@ -102,6 +102,9 @@ class Connections(Generic[ConnT]):
         self._unsent: dict[ConnT, _Unsent] = {}
         #: The sum of ``body_bytes``.
         self.unfinished_bytes = 0
+        #: Memory of whole messages that their endpoints have not taken yet, and its sum.
+        self._held: dict[ConnT, int] = {}
+        self.held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -150,6 +153,7 @@ class Connections(Generic[ConnT]):
         """A connection is no more. Idempotent."""
         self._open.discard(conn)
         self._unsent.pop(conn, None)
+        self.held_bytes -= self._held.pop(conn, 0)
         self.answered(conn)
 
     def header_awaited(self, conn: ConnT, now_s: float, *, is_idle: bool = False) -> None:
@@ -167,12 +171,35 @@ class Connections(Generic[ConnT]):
             waiting = self._waiting[conn] = _Waiting(now_s, 0)
         waiting.body_bytes, waiting.came_s = (waiting.body_bytes or 0) + size_bytes, now_s
         self.unfinished_bytes += size_bytes
+        return self._too_large()
+
+    def message_came(self, conn: ConnT, size_bytes: int) -> dict[ConnT, Cut]:
+        """A whole message of so much memory waits for its endpoint; return the connections to close."""
+        self._held[conn] = self._held.get(conn, 0) + size_bytes
+        self.held_bytes += size_bytes
+        return self._too_large()
+
+    def message_taken(self, conn: ConnT, size_bytes: int) -> None:
+        """The endpoint of a connection has taken such a message."""
+        left_bytes = self._held.pop(conn, 0) - size_bytes
+        # None are left of one that was given up.
+        if left_bytes >= 0:
+            self.held_bytes -= size_bytes
+        if left_bytes > 0:
+            self._held[conn] = left_bytes
+
+    def _too_large(self) -> dict[ConnT, Cut]:
         cut: dict[ConnT, Cut] = {}
-        while self.unfinished_bytes > self._limits.max_unfinished_bytes:
-            largest = max(self._waiting, key=lambda each: self._waiting[each].body_bytes or 0)
+        while self.unfinished_bytes + self.held_bytes > self._limits.max_unfinished_bytes:
+            largest = max({**self._waiting, **self._held}, key=self._memory_of)
+            self.held_bytes -= self._held.pop(largest, 0)
             self.answered(largest)
             cut[largest] = Cut.BODY_MEMORY
         return cut
+
+    def _memory_of(self, conn: ConnT) -> int:
+        waiting = self._waiting.get(conn)
+        return (0 if waiting is None else waiting.body_bytes or 0) + self._held.get(conn, 0)
 
     def all(self) -> list[ConnT]:
         """Every connection."""

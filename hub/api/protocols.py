@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +36,7 @@ from omni_discovery.log_once import LogOnce
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from uvicorn._types import ASGISendEvent
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
     from websockets.frames import Frame
     from websockets.http11 import Request
 
@@ -495,6 +496,8 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
         self._is_idle = True
         #: The second of the loop's clock in which so many control frames and whole messages have come.
         self._second = self._controls = self._messages = 0
+        #: Memory of each whole message that the endpoint has not taken.
+        self._held: deque[int] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
@@ -598,15 +601,28 @@ class BoundedWebSocket(_Input, WebSocketsSansIOProtocol):
             return
         self._is_idle = False
         self._server.connections.answered(self)
+        held_bytes = sum(map(len, self.frames))
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
-                b"".join(self.frames).decode()
+                text = b"".join(self.frames).decode()
             except UnicodeDecodeError:
                 self.frames = []
                 self.conn.send_close(CloseCode.INVALID_DATA)
                 self.handle_parser_exception()
                 return
+            held_bytes = len(text) if text.isascii() else 4 * len(text)
+        is_heard = not self.close_sent
         super().send_receive_event_to_app()
+        if is_heard:
+            self._held.append(held_bytes)
+            self._server.cut(self._server.connections.message_came(self, held_bytes))
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """See ASGI."""
+        message = await super().receive()
+        if message["type"] == "websocket.receive" and self._held:
+            self._server.connections.message_taken(self, self._held.popleft())
+        return message
 
     def handle_ping(self) -> None:
         """Answer a ping, but not that of a client which takes no answers: they would pile up here.

@@ -463,6 +463,13 @@ ATTACKS: Final = (
     Attack("Z66", "a URL or a path among the pictures that a stage hands over", "nothing is fetched or opened"),
     Attack("Z67", "a prompt of megabytes for a picture, from the stage before", "refused"),
     Attack("Z68", "pictures of a few KB and millions of pixels, in chats of vLLM's server", "not decoded in the hub"),
+    Attack("Z69", "WebSockets whose endpoint waits for them to read, with a message of megabytes each", "counted"),
+    Attack("Z70", "pieces for a talker or decoder of two steps, of a reference alone, with an early end", "refused"),
+    Attack(
+        "Z71",
+        "chats of thousands of empty parts, for a line in the log of vLLM's server each",
+        "ten, then one a second",
+    ),
 )
 
 #: Rows without a test, and why.

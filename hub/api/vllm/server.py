@@ -23,7 +23,7 @@ from hub.api.served_stage import pools, serving_stage
 from hub.api.vllm.bounds.beams import bound_beams
 from hub.api.vllm.bounds.error_texts import look_through_short_texts
 from hub.api.vllm.bounds.fan_out import begin_by_turns, merge_in
-from hub.api.vllm.bounds.log_lines import remember_little
+from hub.api.vllm.bounds.log_lines import bound_warnings, remember_little
 from hub.api.vllm.bounds.numbers import write_numbers
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_custom_calls, bound_parsers
@@ -103,6 +103,7 @@ class VllmFrontend:
         except (RuntimeError, TypeError, ValueError, VLLMError) as error:
             # A parser raises what it likes where a tokenizer does not fit it.
             raise ConfigError(f"--api-args: {essence(error)}") from error
+        bound_warnings()
         write_in_turns(app.router.routes, app.state)
         write_numbers(app.state)
         compare_apart(app.state)

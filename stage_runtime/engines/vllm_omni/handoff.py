@@ -97,9 +97,13 @@ def check_parts(payload: Mapping[str, Any], tensors: Mapping[str, frozenset[str]
     if not isinstance(given, Mapping):
         raise InvalidRequestError("the hand-off's meta is no mapping")
     try:
-        return msgspec.convert({name: _flag(value) for name, value in given.items()}, _PayloadMeta)
+        meta = msgspec.convert({name: _flag(value) for name, value in given.items()}, _PayloadMeta)
     except (msgspec.ValidationError, TypeError) as error:
         raise InvalidRequestError(f"the hand-off's meta: {error}") from error
+    if meta.is_segment_finished and not meta.finished:
+        # It would forget what it has of the request, which goes on.
+        raise InvalidRequestError("the hand-off's meta: is_segment_finished, and it is not the last piece")
+    return meta
 
 
 def check_count(values: Any, name: str, most: int = MOST_IDS) -> None:
@@ -175,10 +179,12 @@ class Codes(msgspec.Struct, frozen=True, kw_only=True):
         left, reference = meta.left_context_size or 0, meta.ref_context_size or 0
         if left > frames:
             raise InvalidRequestError(f"the hand-off's meta: left_context_size is {left} of {frames} frames")
-        # A decoder reads the reference from the first frames that it gets, and wants to hear nothing more of it.
-        if reference and not (is_first and meta.ref_context_included and reference <= frames):
+        # A decoder reads the reference from the first frames that it gets, and wants to hear nothing more of it. One
+        # that gets nothing else ends its engine.
+        if reference and not (is_first and meta.ref_context_included and reference < frames):
             raise InvalidRequestError(
-                f"the hand-off's meta: ref_context_size is {reference}, and the first piece has to begin with these"
+                f"the hand-off's meta: ref_context_size is {reference}, and the first piece has to begin with these and"
+                " go on behind them"
             )
 
     def _frames(self, audio: Any) -> int:

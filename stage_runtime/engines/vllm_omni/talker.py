@@ -82,6 +82,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         embed, hidden, ids = (_part(payload, name) for name in ("embed", "hidden_states", "ids"))
         self._check_forms(embed, hidden, ids)
         if not is_first:
+            self._check_later(embed)
             return
         prompt = self._token_ids(ids.get("prompt"), "ids.prompt")
         self.check_prompt(prompt)
@@ -97,6 +98,14 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError("the hand-off's ids.all is shorter than its prompt")
         if any(embed.get(name) is None for name in _MARKS):
             raise InvalidRequestError(f"the hand-off's embed lacks one of {', '.join(_MARKS)}")
+
+    def _check_later(self, embed: Mapping[str, Any]) -> None:
+        """Raise InvalidRequestError for more than one step of the thinker in a later piece: a step takes up one row."""
+        if embed.get("prefill") is not None:
+            raise InvalidRequestError("the hand-off's embed.prefill comes in the first piece alone")
+        decode = embed.get("decode")
+        if decode is not None and len(decode) != 1:
+            raise InvalidRequestError(f"the hand-off's embed.decode has {len(decode)} rows; a later piece has one")
 
     def _check_forms(self, embed: Mapping[str, Any], hidden: Mapping[str, Any], ids: Mapping[str, Any]) -> None:
         """Raise InvalidRequestError for anything in a payload that has not its form, be it needed there or not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -28,3 +29,30 @@ def test_a_line_that_is_logged_once_is_short_and_is_remembered_short(
     getattr(logger, method)("unknown type %s of %d", "x" * (1 << 20), 3)
     ((text, number),) = heard
     assert (len(text), number) == (log_lines.MOST, 3)
+
+
+@pytest.mark.attack("Z71")
+def test_of_warnings_of_one_kind_few_are_written_and_short_ones() -> None:
+    """One request has thousands of parts, and vLLM's server has a line for each part that is empty."""
+    from hub.api.vllm.bounds import log_lines
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record)
+
+    said: list[logging.LogRecord] = []
+    logger = logging.getLogger("vllm.test_few_warnings")
+    logger.addHandler(Said())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    log_lines.bound_warnings()
+    log_lines.bound_warnings()
+    for number in range(4000):
+        logger.warning("Skipping part %s of %d", "x" * (1 << 20), number)
+        logger.info("a request %d", number)
+    logger.warning("another kind")
+    warnings = [record.getMessage() for record in said if record.levelno == logging.WARNING]
+    assert 10 < len(warnings) < 60
+    assert max(map(len, warnings)) < 400
+    assert warnings[-1] == "another kind"
+    assert sum(record.levelno == logging.INFO for record in said) == 4000

@@ -279,6 +279,46 @@ async def test_a_request_for_a_websocket_that_does_not_end_has_the_time_of_a_hea
             client.close()
 
 
+class Deaf:
+    """An application that accepts, and takes a message each time that it is ``told``."""
+
+    def __init__(self) -> None:
+        self.told = asyncio.Semaphore(0)
+        self.taken = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        while await self.told.acquire() and (await receive())["type"] != "websocket.disconnect":
+            self.taken += 1
+
+
+@pytest.mark.attack("Z69")
+async def test_a_message_that_waits_for_its_endpoint_is_counted_until_that_takes_it() -> None:
+    """1. of each of two, a message waits: a text beyond ASCII counts fourfold; 2. one is taken
+    3. a third client's is more than there is room for: it gives way
+    """
+    app = Deaf()
+    async with server_of(app, ConnectionLimits(max_unfinished_bytes=60_000)) as (url, server):
+        held = server._bounded.connections
+        clients = [await asyncio.to_thread(open_and_read, url) for _ in range(3)]
+        try:
+            clients[0].send(frame(1, b"x" * 4999 + "ß".encode()))
+            await until(lambda: held.held_bytes == 4 * 5000)
+            clients[1].send(frame(2, b"x" * 5000))
+            await until(lambda: held.held_bytes == 25_000)
+            app.told.release()
+            await until(lambda: held.held_bytes in (5000, 20_000) and app.taken == 1)
+            clients[2].send(frame(1, "ß".encode() * 20_000))
+            await until(lambda: server._omni.hub_metrics.http_cuts.labels("body_memory")._value.get() == 1)
+            await until(lambda: held.held_bytes in (5000, 20_000))
+        finally:
+            for client in clients:
+                client.close()
+            for _ in clients:
+                app.told.release()
+
+
 async def test_a_thousand_messages_at_once_are_taken() -> None:
     app = Talker()
     async with server_of(app, ConnectionLimits()) as (url, _):

@@ -1,17 +1,28 @@
-"""Lines that vLLM's server logs once: it remembers what they were made of, which may be megabytes of a client's."""
+"""Lines that vLLM's server logs of what clients send: short ones, and few.
+
+Of lines that it logs once it remembers what they were made of, which may be megabytes of a client's. Others it writes
+for each part of a message, thousands for one request.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from vllm import logger as vllm_logger
 
 from hub.api.vllm.bounds.wrapping import wrapped_once
+from omni_discovery.log_once import LinePace
 from omni_discovery.text import shortened
 
 #: The longest text of such a line, in characters.
 MOST: Final = 256
+#: Warnings of one kind that are written at once; and how many kinds are known.
+_AT_ONCE: Final = 10
+_MOST_KINDS: Final = 256
+_LIBRARIES: Final = ("vllm", "vllm_omni")
 _PRINTERS: Final = {"_print_debug_once", "_print_info_once", "_print_warning_once", "_print_error_once"}
 
 
@@ -21,6 +32,40 @@ def remember_little() -> None:
     # Not each version has each of them.
     for name in known.keys() & _PRINTERS:
         known[name] = wrapped_once(known[name], _with_short_texts)
+
+
+def bound_warnings() -> None:
+    """Have all loggers of vLLM that there are write few warnings of one kind, and short ones. Idempotent."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] in _LIBRARIES and isinstance(logger, logging.Logger):
+            logger.addFilter(_FEW)
+
+
+class _FewWarnings(logging.Filter):
+    """Lets a line of each kind pass every second, and some more at first, with short texts in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paces: dict[tuple[str, str], LinePace] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See logging."""
+        if record.levelno < logging.WARNING:
+            return True
+        kind = record.name, str(record.msg)[:MOST]
+        pace = self._paces.get(kind)
+        if pace is None:
+            if len(self._paces) >= _MOST_KINDS:
+                del self._paces[next(iter(self._paces))]
+            pace = self._paces[kind] = LinePace(time.monotonic, _AT_ONCE)
+        if not pace.may_log():
+            return False
+        if isinstance(record.args, tuple):
+            record.args = tuple(shortened(each, MOST) if isinstance(each, str) else each for each in record.args)
+        return True
+
+
+_FEW: Final = _FewWarnings()
 
 
 def _with_short_texts(prints: Any) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from vllm_omni.entrypoints.serve.utils.routes import remove_route_from_app
 
 from hub.api.vllm.bounds.error_texts import look_through_short_texts
 from hub.api.vllm.bounds.fan_out import begin_by_turns
+from hub.api.vllm.bounds.log_lines import bound_warnings
 from hub.api.vllm.bounds.pacing import may_pace
 from hub.api.vllm.bounds.reading import bound_required, bound_tool_parser
 from hub.api.vllm.bounds.texts import serve_by_turns
@@ -106,6 +107,7 @@ class OmniFrontend:
         app.state.serving_generative_scoring = None
         close_unknown_routes(app)
         describe_aside(app)
+        bound_warnings()
         shutdown_unsupported_routes(app, client.endpoint_restrictions)
         # vLLM's loggers, and vLLM-Omni's below them, have a handler of their own.
         for handler in (*logging.getLogger().handlers, *logging.getLogger("vllm").handlers):

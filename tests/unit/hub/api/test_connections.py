@@ -177,3 +177,25 @@ def test_where_all_are_served_one_handshake_more_may_end_so_that_its_client_is_t
     assert made.opened("y", 6.0, is_handshake=True) == {}
     assert made.opened("z", 7.0, is_handshake=True) == {"y": Cut.DISPLACED}
     assert made.overdue(17.1, nothing_unsent) == {"z": Cut.HEADER_TIMEOUT}
+
+
+@pytest.mark.attack("Z69")
+def test_messages_that_no_endpoint_takes_are_counted_with_unfinished_bodies() -> None:
+    """1. two of a and one of b wait, and a body of c comes: the most is a's, and it gives way
+    2. what is taken, or goes with its connection, counts no more
+    """
+    made = connections("a", "b", "c")
+    assert made.message_came("a", 300) == {}
+    assert made.message_came("a", 200) == {}
+    assert made.message_came("b", 400) == {}
+    assert made.body_came("c", 200, 0.0) == {"a": Cut.BODY_MEMORY}
+    made.message_taken("a", 300)
+    assert (made.held_bytes, made.unfinished_bytes) == (400, 200)
+    made.message_taken("b", 400)
+    assert made.held_bytes == 0
+    assert made.message_came("b", 900) == {"b": Cut.BODY_MEMORY}
+    assert made.message_came("b", 700) == {}
+    made.closed("b")
+    made.closed("c")
+    assert (made.held_bytes, made.unfinished_bytes) == (0, 0)
+    assert made.message_came("a", 1001) == {"a": Cut.BODY_MEMORY}

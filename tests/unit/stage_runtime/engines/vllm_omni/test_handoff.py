@@ -39,7 +39,8 @@ def test_what_a_payload_says_of_itself_is_taken_where_it_fits() -> None:
     told: dict[str, Any] = {"finished": no, "is_segment_finished": no, "request_id": "r0", "left_context_size": 0}
     read_payload(of_codes(**told), CODES)
     reference: dict[str, Any] = {"ref_context_size": 2, "ref_context_request_id": "r0", "ref_context_included": True}
-    read_payload(of_codes(**told, **reference), CODES)
+    read_payload(of_codes(3, **told, **reference), CODES)
+    read_payload(of_codes(finished=yes, is_segment_finished=yes), CODES, is_first=False)
     read_payload(of_codes(0, finished=yes, left_context_size=0), CODES, is_first=False)
     assert code_count(of_codes(3)["payload"]) == 12
     assert (code_count({"codes": {"audio": [1, 2]}}), code_count({"codes": {}}), code_count({})) == (2, 0, 0)
@@ -71,6 +72,21 @@ def test_what_a_payload_says_of_itself_is_refused_where_it_does_not(meta: dict[A
     handed["payload"]["meta"] = meta
     with pytest.raises(InvalidRequestError, match="the hand-off's meta"):
         read_payload(handed, CODES)
+
+
+@pytest.mark.attack("Z70")
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"ref_context_size": 2, "ref_context_request_id": "x", "ref_context_included": True},
+        {"is_segment_finished": True},
+        {"is_segment_finished": torch.tensor(True), "finished": torch.tensor(False)},
+    ],
+)
+def test_a_first_piece_is_more_than_its_reference_and_no_end_comes_before_the_last(meta: dict[str, Any]) -> None:
+    """Either ended the decoder in its step, with every other request."""
+    with pytest.raises(InvalidRequestError, match="the hand-off's meta"):
+        read_payload(of_codes(2, **meta), CODES)
 
 
 @pytest.mark.attack("R2")

@@ -160,3 +160,15 @@ def test_a_chat_of_thousands_of_turns_is_not_spoken() -> None:
     OF_3.check_prompt([*turn * 4095, *CHAT[6:]])
     with pytest.raises(InvalidRequestError, match="chats of up to 4096 messages"):
         OF_3.check_prompt([*turn * 4096, *CHAT[6:]])
+
+
+@pytest.mark.attack("Z70")
+@pytest.mark.parametrize(
+    "embed",
+    [{"decode": torch.zeros(2, 8)}, {"prefill": torch.zeros(1, 8)}, {"decode": torch.zeros(0, 8)}],
+    ids=["two steps", "a prompt", "none"],
+)
+def test_a_later_piece_is_one_step_of_the_thinker(embed: dict[str, Any]) -> None:
+    """Two of them ended the talker in its step, with every other request."""
+    with pytest.raises(InvalidRequestError, match="hand-off's embed"):
+        OF_3.check({"embed": embed}, is_first=False)
