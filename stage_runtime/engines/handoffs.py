@@ -5,11 +5,26 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from omni_discovery.errors import InvalidRequestError
+
+#: No model makes hidden states as large as this, whose square a norm can still take.
+LARGEST: Final = 1e9
+
+
+def are_sound(numbers: Any) -> bool:
+    """Whether a tensor of floats holds nothing but numbers that a model can have made.
+
+    One that is none goes through all of a model's layers, and can stay behind where others' requests read it.
+    """
+    if not numbers.numel():
+        return True
+    least, most = numbers.aminmax()
+    # Of what is no number, no comparison is true.
+    return bool(least >= -LARGEST) and bool(most <= LARGEST)
 
 
 def joined(handed: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -465,11 +465,8 @@ ATTACKS: Final = (
     Attack("Z68", "pictures of a few KB and millions of pixels, in chats of vLLM's server", "not decoded in the hub"),
     Attack("Z69", "WebSockets whose endpoint waits for them to read, with a message of megabytes each", "counted"),
     Attack("Z70", "pieces for a talker or decoder of two steps, of a reference alone, with an early end", "refused"),
-    Attack(
-        "Z71",
-        "chats of thousands of empty parts, for a line in the log of vLLM's server each",
-        "ten, then one a second",
-    ),
+    Attack("Z71", "chats of thousands of empty parts, for a line of vLLM's log each", "ten, then one a second"),
+    Attack("Z72", "embeddings and hidden states that are no numbers, by which later answers are wrong", "refused"),
 )
 
 #: Rows without a test, and why.

@@ -15,6 +15,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.client_threads import ClientThreads, work_of
+from stage_runtime.engines.handoffs import LARGEST, are_sound
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import LONG, check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
@@ -369,4 +370,7 @@ def _joined_embeds(parts: Sequence[Any], name: str, model: Model) -> Any:
                 f"the hand-off's {name} has {part.shape[1]} numbers a token; the model, {model.embeds_size}"
             )
     check_length(sum(len(part) for part in parts), model.max_model_len, model.least_answer)
-    return torch.cat(list(parts)).to(model.dtype)
+    whole = torch.cat(list(parts)).to(model.dtype)
+    if not are_sound(whole):
+        raise InvalidRequestError(f"the hand-off's {name} holds what is no number, or larger than {LARGEST:g}")
+    return whole

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
+from stage_runtime.engines.handoffs import LARGEST, are_sound
 from stage_runtime.engines.vllm_omni.handoff import check_count, check_parts
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
@@ -121,6 +122,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
                     _check_shape(value, f"{part}.{name}")
                 else:
                     self._rows(value, f"{part}.{name}", least=1)
+                    _check_sound(value, f"{part}.{name}")
 
     def _token_ids(self, value: Any, name: str) -> Sequence[int]:
         check_count(value, name)
@@ -138,6 +140,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
                 f"the hand-off's {name} must be floats of the shape (1 or more, 1, {self.hidden_size});"
                 f" it is {shape or type(value).__name__}"
             )
+        _check_sound(value, name)
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
@@ -156,6 +159,7 @@ _DIMENSIONS: Final = 2
 #: The marks of speech, one for each step of the thinker, all the same; and how the names of shapes end.
 _MARKS: Final = ("tts_bos", "tts_eos", "tts_pad")
 _SHAPE: Final = "_shape"
+_FLOATS: Final = frozenset(("torch.float32", "torch.float16", "torch.bfloat16"))
 #: What a thinker hands over, by part of its payload.
 _OF_TALKERS: Final = {
     "embed": frozenset(("prefill", "prefill_shape", "decode", "tts_bos", "tts_eos", "tts_pad")),
@@ -165,7 +169,13 @@ _OF_TALKERS: Final = {
 
 
 def _is_floats(value: Any) -> bool:
-    return hasattr(value, "is_floating_point") and bool(value.is_floating_point())
+    """Whether it is a tensor of floats as models have them."""
+    return hasattr(value, "is_floating_point") and str(value.dtype) in _FLOATS
+
+
+def _check_sound(value: Any, name: str) -> None:
+    if not are_sound(value):
+        raise InvalidRequestError(f"the hand-off's {name} holds what is no number, or larger than {LARGEST:g}")
 
 
 def _check_shape(value: Any, name: str) -> None:

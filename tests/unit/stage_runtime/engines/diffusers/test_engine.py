@@ -268,6 +268,8 @@ def test_embeddings_without_end_are_refused_before_any_is_looked_at(handed: dict
         ),
         ({"prompt_embeds": torch.ones(4, 8).to(torch.float8_e4m3fn)}, "must hold a float"),
         ({"prompt_embeds": torch.ones(4, 8, dtype=torch.complex64)}, "must hold a float"),
+        ({"prompt_embeds": torch.full((4, 8), float("nan"))}, "holds what is no number"),
+        ({"prompt_embeds": torch.ones(4, 8), "pooled_prompt_embeds": torch.full((8,), float("inf"))}, "are numbers"),
     ],
 )
 def test_of_embeddings_in_lists_few_are_read(handed: dict[str, Any], said: str) -> None:

@@ -159,3 +159,17 @@ def test_pictures_sound_and_embeds_may_be_handed_over() -> None:
     request = StageRequest("k", "r", payloads={0: handed})
     assert brings_items(request, model)
     assert not brings_items(StageRequest("k", "r", payloads={0: {"token_ids": [5]}}), model)
+
+
+@pytest.mark.attack("Z72")
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), 3e38, -1e10])
+def test_embeds_that_are_no_numbers_are_refused(wrong: float) -> None:
+    """After three such requests each answer of everybody's was wrong, until the replica was started anew."""
+    model = replace(MODEL, embeds_size=4, dtype=torch.float32)
+    good = torch.ones(3, 4)
+    prompt = read_handed([{"prompt_embeds": good}], model)
+    assert torch.equal(prompt.embeds, good)
+    bad = good.clone()
+    bad[2, 1] = wrong
+    with pytest.raises(InvalidRequestError, match="holds what is no number, or larger"):
+        read_handed([{"prompt_embeds": bad}], model)

@@ -172,3 +172,23 @@ def test_a_later_piece_is_one_step_of_the_thinker(embed: dict[str, Any]) -> None
     """Two of them ended the talker in its step, with every other request."""
     with pytest.raises(InvalidRequestError, match="hand-off's embed"):
         OF_3.check({"embed": embed}, is_first=False)
+
+
+@pytest.mark.attack("Z72")
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (torch.full((1, 8), float("nan")), "holds what is no number"),
+        (torch.tensor([[0.0] * 7 + [float("inf")]]), "holds what is no number"),
+        (torch.full((1, 8), -3e38), "or larger than 1e"),
+        (torch.zeros(1, 8, dtype=torch.float64), "must be floats of the shape"),
+        (torch.zeros(1, 8).to(torch.float8_e4m3fn), "must be floats of the shape"),
+    ],
+    ids=["nan", "inf", "large", "double", "byte"],
+)
+def test_hidden_states_are_numbers_of_a_models_kind(value: torch.Tensor, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        OF_3.check({"embed": {"decode": value}}, is_first=False)
+    marks = {**of_3()["embed"], "tts_pad": value.reshape(1, 1, 8)}
+    with pytest.raises(InvalidRequestError, match=r"embed\.tts_pad"):
+        OF_3.check(of_3(embed=marks), is_first=True)
