@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.vllm.load import Model
-from stage_runtime.engines.vllm.prompt import PromptReader, Reading, read_handed
+from stage_runtime.engines.vllm.prompt import PromptReader, read_handed
 from stage_runtime.engines.vllm.read_ahead import PartialPrompt
 from tests.support.processes import wait_for
 
@@ -180,9 +180,8 @@ def test_a_long_text_that_is_handed_over_is_read_in_a_thread() -> None:
             texts = [{"text": "a"}, {"text": "a" * (length - 1)}]
             request = StageRequest(key=str(length), request_id="r", payloads={0: {"pieces": texts}})
             assert reader.read_long(request, None, None, model(1 << 17), []) is is_aside
-        read: list[Reading] = []
-        wait_for(lambda: read.extend(reader.take_read(waits=True)) or read)
-        prompt = read[0].prompt.result(20)
+        (read,) = wait_for("the prompt", lambda: reader.take_read(waits=True))
+        prompt = read.prompt.result(20)
         assert prompt is not None
         assert len(prompt) == 65_536
     finally:
