@@ -33,7 +33,7 @@ class ConnectionLimits:
     max_connections: int = 8192
     #: Bytes of unfinished bodies of all connections together, and of messages that their endpoints have not taken.
     max_unfinished_bytes: int = 256 << 20
-    #: Memory of what is made of the long bodies of all requests that are being served.
+    #: Memory of what is made of the long bodies of all requests that are being served; and of answers that lie unread.
     max_held_bytes: int = 2 << 30
 
 
@@ -47,6 +47,8 @@ class Cut(Enum):
     DISPLACED = "displaced"
     #: Every place is taken by a request that is being served.
     REFUSED = "refused"
+    #: Its answer was the largest of those that lay unread when all of the memory for them was taken.
+    UNREAD_MEMORY = "unread_memory"
     #: Its unfinished body was the largest when all of the memory for them was taken.
     BODY_MEMORY = "body_memory"
     #: What it sent is no HTTP.
@@ -237,15 +239,33 @@ class Connections(Generic[ConnT]):
         for conn in self._open:
             if not (size_bytes := unsent_bytes(conn)):
                 self._unsent.pop(conn, None)
-                continue
-            unsent, taken = self._unsent.get(conn), taken_bytes(conn)
-            if unsent is None or size_bytes < unsent.size_bytes or taken > unsent.taken_bytes:
-                lies_since_s = now_s if unsent is None else unsent.lies_since_s
-                self._unsent[conn] = _Unsent(size_bytes, taken, now_s, lies_since_s)
-                continue
-            unsent.size_bytes = size_bytes
-            if now_s - unsent.since_s > limits.send_timeout_s:
+            elif self._is_unread(conn, size_bytes, taken_bytes(conn), now_s):
                 cut[conn] = Cut.SEND_TIMEOUT
+        for conn in self._unread_too_large(now_s):
+            cut.setdefault(conn, Cut.UNREAD_MEMORY)
         for conn in cut:
             self.answered(conn)
         return cut
+
+    def _is_unread(self, conn: ConnT, size_bytes: int, taken_bytes: int, now_s: float) -> bool:
+        """Whether a client has taken nothing for too long of what waits for it."""
+        unsent = self._unsent.get(conn)
+        if unsent is None or size_bytes < unsent.size_bytes or taken_bytes > unsent.taken_bytes:
+            lies_since_s = now_s if unsent is None else unsent.lies_since_s
+            self._unsent[conn] = _Unsent(size_bytes, taken_bytes, now_s, lies_since_s)
+            return False
+        unsent.size_bytes = size_bytes
+        return now_s - unsent.since_s > self._limits.send_timeout_s
+
+    def _unread_too_large(self, now_s: float) -> list[ConnT]:
+        """Those that have left most unread, for a while, if all together have left more than there is memory for."""
+        excess = sum(unsent.size_bytes for unsent in self._unsent.values()) - self._limits.max_held_bytes
+        if excess <= 0:
+            return []
+        lying = [conn for conn, unsent in self._unsent.items() if now_s - unsent.lies_since_s >= _LYING_S]
+        lying.sort(key=lambda each: -self._unsent[each].size_bytes)
+        found: list[ConnT] = []
+        while lying and excess > 0:
+            found.append(lying.pop(0))
+            excess -= self._unsent[found[-1]].size_bytes
+        return found

@@ -467,6 +467,8 @@ ATTACKS: Final = (
     Attack("Z70", "pieces for a talker or decoder of two steps, of a reference alone, with an early end", "refused"),
     Attack("Z71", "chats of thousands of empty parts, for a line of vLLM's log each", "ten, then one a second"),
     Attack("Z72", "embeddings and hidden states that are no numbers, by which later answers are wrong", "refused"),
+    Attack("Z73", "whole answers of megabytes that are read a little at a time", "the largest go beyond a bound"),
+    Attack("Z74", "hundreds of sounds of one client for the threads that encode them", "the clients have turns"),
 )
 
 #: Rows without a test, and why.

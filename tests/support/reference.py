@@ -271,6 +271,7 @@ _LABELS: Final = {
     " `content` that can't be, `reference_memory` (an attempt whose references take too much), `late`; or a client's"
     " connection"
     " closed: `header_timeout`, `body_timeout`, `send_timeout`, `displaced` (for a newcomer), `refused` (no place),"
+    " `unread_memory` (its answer lay unread, and all together were too much),"
     " `body_memory`, `malformed` (no HTTP), `many_lines` (in a header),"
     " `tiny_pieces` (chunks or frames of a few bytes), `too_fast` (messages of a WebSocket),"
     " `tls_records` (hardly any HTTP in them), `answered` (sends on after that)",

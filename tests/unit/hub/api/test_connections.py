@@ -199,3 +199,22 @@ def test_messages_that_no_endpoint_takes_are_counted_with_unfinished_bodies() ->
     made.closed("c")
     assert (made.held_bytes, made.unfinished_bytes) == (0, 0)
     assert made.message_came("a", 1001) == {"a": Cut.BODY_MEMORY}
+
+
+@pytest.mark.attack("Z73")
+def test_of_answers_that_lie_unread_the_largest_go_where_all_are_too_much() -> None:
+    """1. a, b and c leave 500, 900 and 100 bytes unread, and take a little each second; 1000 may lie: b goes after 5 s
+    2. one that is larger has just come, and stays: the others go
+    """
+    made: Connections[str] = Connections(ConnectionLimits(max_held_bytes=1000))
+    for name in "abcd":
+        assert made.opened(name, 0.0) == {}
+        made.answered(name)
+    lies = {"a": 500, "b": 900, "c": 100, "d": 0}
+    for now_s in range(10, 16):
+        lies = {name: max(0, size - 1) for name, size in lies.items()}
+        found = made.overdue(float(now_s), lies.__getitem__)
+        assert found == ({"b": Cut.UNREAD_MEMORY} if now_s == 15 else {})
+    made.closed("b")
+    lies["d"] = 2000
+    assert made.overdue(16.0, lies.__getitem__) == {"a": Cut.UNREAD_MEMORY, "c": Cut.UNREAD_MEMORY}

@@ -13,6 +13,7 @@ import pytest
 
 from hub.api.audio.encoder import PCM16, SLICE_BYTES, SoundFile
 from hub.api.audio.threads import EncoderThreads
+from hub.api.exchange import Exchange, _current
 from hub.media import wav_file
 from omni_discovery.errors import EngineFailedError
 from tests.support.hub_fakes import until
@@ -108,6 +109,7 @@ TEN_MINUTES = """
 import asyncio, resource, sys
 from hub.api.audio.encoder import PCM16, SoundFile
 from hub.api.audio.threads import EncoderThreads
+from hub.api.exchange import Exchange, _current
 from hub.media import wav_file
 
 async def main(name):
@@ -133,3 +135,29 @@ def test_ten_minutes_of_sound_cost_as_much_memory_as_one(name: str) -> None:
     assert sent > 2_000_000
     # The sound is 28 MB of samples.
     assert growth_kib < 2048
+
+
+@pytest.mark.attack("Z74")
+async def test_the_clients_have_turns_whatever_one_of_them_brings() -> None:
+    """1. fifty sounds of one client wait for one thread, some are given up; 2. another client's is the next but one"""
+    threads, done = EncoderThreads(threads=1), list[str]()
+
+    async def encode(host: str) -> None:
+        _current.set(Exchange(host=host))
+        await threads.run(lambda: done.append(host))
+
+    held = Slow()
+    first = asyncio.create_task(threads.run(lambda: held.add(None, b"")))
+    await until(lambda: bool(held.seen), 30.0)
+    many = [asyncio.create_task(encode("10.0.0.1")) for _ in range(50)]
+    await asyncio.sleep(0)
+    for task in many[:10]:
+        task.cancel()
+    other = asyncio.create_task(encode("10.0.0.2"))
+    await asyncio.sleep(0)
+    held.go_on.set()
+    await asyncio.gather(first, other)
+    assert len(done) <= 2
+    await asyncio.gather(*many, return_exceptions=True)
+    assert done.count("10.0.0.1") == 40
+    assert threads._turns._free == 1
