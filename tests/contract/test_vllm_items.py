@@ -391,6 +391,7 @@ class TestLooker:
             assert named in end.error[1]
         for items in ({"audio": [1.0]}, {"image": "x"}):
             payloads = {0: {"token_ids": [30, 31], "multi_modal_data": items}}
-            with pytest.raises(InvalidRequestError):
-                looker.add(replace(ask("bad"), inputs={}, payloads=payloads))
+            (end,) = run(looker, replace(ask("bad"), inputs={}, payloads=payloads))["bad"]
+            assert end.error is not None
+            assert end.error[0] == FailureKind.INVALID
         assert len(tokens(run(looker, ask("ok", TEXT))["ok"])) == 12

@@ -10,6 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from PIL import Image
+
 from omni_discovery.data_urls import MAX_PIXELS
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
@@ -301,7 +303,7 @@ def _items(parts: Sequence[Mapping[str, Any]], model: Model) -> Mapping[str, Any
 
 
 def _check_items(items: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError for anything but numbers, arrays and tensors of them, and lists and mappings of these.
+    """Raise InvalidRequestError for anything but numbers, arrays, tensors, pictures, and lists and mappings of these.
 
     A text would be fetched as a URL, or opened as a file, by the model's processor.
     """
@@ -318,6 +320,8 @@ def _check_items(items: Mapping[str, Any]) -> None:
             unread += value
         elif hasattr(value, "numel") or getattr(getattr(value, "dtype", None), "kind", "") in tuple("biuf"):
             size += int(value.numel()) if hasattr(value, "numel") else int(value.size)
+        elif isinstance(value, Image.Image):
+            size += 3 * value.width * value.height
         elif value is not None and not isinstance(value, bool | int | float):
             raise InvalidRequestError(
                 f"the hand-off's {_ITEMS} hold a {type(value).__name__}: items come as numbers, arrays or tensors"
