@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from omni_discovery.errors import ConfigError
 from stage_runtime.addresses import source_address
-from stage_runtime.connectors.errors import TransferCancelledError, TransferError, TransferTimeoutError
+from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.producer_room import ProducerRoom
 from stage_runtime.connectors.store.registered import STAMP_BYTES, Block, ManagedPool
 
 _WANTED: Final = "pip install 'omni-discovery[mooncake]' and Debian's libibverbs1 (apt-get install libibverbs1)"
@@ -122,44 +123,37 @@ def _engine(host: str, protocol: str, device_name: str) -> Any:
 class ProducerReads:
     """Reads from the pools of producers, by producer: each holds a thread and a block. Used by any thread.
 
-    Those of one producer hold at most half of this side's pool: one that never answers must not take it from others.
+    Those of one producer hold at most half of this side's pool.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._room = ProducerRoom(clock)
         self._lock = threading.Lock()
-        self._has_room = threading.Condition(self._lock)
-        #: Bytes of the pool that are read into.
-        self._held_bytes: dict[str, int] = {}
         #: When each that nobody waits for any more was given up, the oldest first.
         self._since_s: dict[str, list[float]] = {}
 
-    def begin(self, producer: str, size_bytes: int, pool_bytes: int, deadline_s: float) -> None:
+    def begin(
+        self,
+        producer: str,
+        size_bytes: int,
+        pool_bytes: int,
+        deadline_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         """Take room for a read, and wait for it behind the producer's others. Raise TransferError if there is none.
 
-        ``end`` gives it back. ``deadline_s`` is a moment of the clock.
+        ``end`` gives it back. ``deadline_s`` is a moment of the clock; what ``check`` raises ends the wait.
         """
         most_bytes = pool_bytes // 2
         if size_bytes > most_bytes:
-            text = (
-                f"{producer}: {size_bytes} bytes are offered, and reads of one producer take at most half of the pool"
-            )
-            raise TransferError(f"{text}, {most_bytes} bytes: raise memory_pool_size")
-        with self._has_room:
-            while self._held_bytes.get(producer, 0) + size_bytes > most_bytes:
-                left_s = deadline_s - self._clock()
-                if left_s <= 0:
-                    raise TransferTimeoutError(f"{producer}: earlier reads there hold half of the pool and do not end")
-                self._has_room.wait(left_s)
-            self._held_bytes[producer] = self._held_bytes.get(producer, 0) + size_bytes
+            told = f"{size_bytes} bytes are offered, and reads of one producer take at most half of the pool"
+            raise TransferError(f"{producer}: {told}, {most_bytes} bytes: raise memory_pool_size")
+        self._room.take(producer, size_bytes, most_bytes, deadline_s, check)
 
     def end(self, producer: str, size_bytes: int) -> None:
         """A read has ended, or was not begun."""
-        with self._has_room:
-            left_bytes = self._held_bytes.pop(producer) - size_bytes
-            if left_bytes:
-                self._held_bytes[producer] = left_bytes
-            self._has_room.notify_all()
+        self._room.give_back(producer, size_bytes)
 
     def check_producer(self, producer: str) -> None:
         """Raise TransferError while ``_MOST_LATE`` reads of that producer's pool, or more, are late."""

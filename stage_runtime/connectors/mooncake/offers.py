@@ -160,7 +160,7 @@ def receive_offered(
     if offer is None:
         raise TransferError("what answers there hands over by other means than a transfer engine")
     _check_session(offer.session, asked.host, connection)
-    reads.begin(asked.producer, size_bytes, pool.size_bytes, deadline_s)
+    reads.begin(asked.producer, size_bytes, pool.size_bytes, deadline_s, fetching.check)
     try:
         block = pool.allocate(size_bytes)
         try:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from omni_discovery.errors import ConfigError
+from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferCancelledError, TransferError
+from stage_runtime.connectors.producer_room import ProducerRoom
 from stage_runtime.connectors.settings import COMMON, limits_of, number
 from stage_runtime.connectors.store.connector import StoringConnector
 from stage_runtime.connectors.store.memory import Loan, PooledBuffer, ReceivePool
@@ -91,6 +93,7 @@ class TcpEnd:
         self._max_fetch_bytes = int(number(config, "max_fetch_bytes", usual_bytes.max_inflight_bytes, 1))
         self._memory = ReceivePool(usual_bytes.pool_bytes)
         self._fetches = Fetches()
+        self._room = ProducerRoom()
         self._lock = threading.Lock()
         self._server: PayloadServer | None = None
         self._closed = False
@@ -141,15 +144,22 @@ class TcpEnd:
             return None
         self._check_tls(metadata)
         self._check_size(source.size_bytes)
+        producer = current_producer() or f"{source.host} port {source.port}"
+        deadline_s, size_bytes = self._deadline_s(metadata), source.size_bytes
         with self._fetches.under_way(key) as fetching:
-            return fetch(
-                source,
-                fetching,
-                self._deadline_s(metadata),
-                consume=bool(metadata.get("consume", True)),
-                tls=None if self._tls is None else self._tls.client,
-                memory=self._memory.take_buffer,
-            )
+            # Several hand-offs of one producer at once take no more memory than one may.
+            self._room.take(producer, size_bytes, self._max_fetch_bytes, deadline_s, fetching.check)
+            try:
+                return fetch(
+                    source,
+                    fetching,
+                    deadline_s,
+                    consume=bool(metadata.get("consume", True)),
+                    tls=None if self._tls is None else self._tls.client,
+                    memory=self._memory.take_buffer,
+                )
+            finally:
+                self._room.give_back(producer, size_bytes)
 
     def _check_tls(self, metadata: dict[str, Any]) -> None:
         if bool(metadata.get("tls")) != (self._tls is not None):
