@@ -383,8 +383,10 @@ class OmniStage:
         made = None
         with _blaming(from_stage):
             source = None if run.has_begun else read_source(handed)
-            if source is not None and isinstance(self._takes, Talker):
-                self._takes.check_prompt(source.prompt_token_ids)
+            if isinstance(self._takes, Talker):
+                payload = self._takes.fitted(payload, loaded.vllm_config.model_config.dtype)
+                if source is not None:
+                    self._takes.check_prompt(source.prompt_token_ids)
         if source is not None:
             run.prompt = source.prompt()
             with _blaming(from_stage, also=Exception):

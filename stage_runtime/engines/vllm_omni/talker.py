@@ -100,6 +100,22 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         if any(embed.get(name) is None for name in _MARKS):
             raise InvalidRequestError(f"the hand-off's embed lacks one of {', '.join(_MARKS)}")
 
+    def fitted(self, payload: Mapping[str, Any], dtype: Any) -> Mapping[str, Any]:
+        """A payload with its floats in the model's own type: the talker multiplies them by its weights as they come.
+
+        Raise InvalidRequestError for those that are none in it.
+        """
+        fitted = dict(payload)
+        for part in ("embed", "hidden_states"):
+            held = dict(_part(payload, part))
+            for name, value in held.items():
+                if _is_floats(value) and value.dtype != dtype:
+                    held[name] = value.to(dtype)
+                    _check_sound(held[name], f"{part}.{name}")
+            if held:
+                fitted[part] = held
+        return fitted
+
     def _check_later(self, embed: Mapping[str, Any]) -> None:
         """Raise InvalidRequestError for more than one step of the thinker in a later piece: a step takes up one row."""
         if embed.get("prefill") is not None:
@@ -138,7 +154,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         if not _is_floats(value) or len(shape) != _DIMENSIONS + 1 or not shape[0] or shape[1:] != (1, self.hidden_size):
             raise InvalidRequestError(
                 f"the hand-off's {name} must be floats of the shape (1 or more, 1, {self.hidden_size});"
-                f" it is {shape or type(value).__name__}"
+                f" it is {_described(value)}"
             )
         _check_sound(value, name)
 
@@ -149,7 +165,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         if not is_table or shape[-1] != self.hidden_size or shape[0] < least:
             raise InvalidRequestError(
                 f"the hand-off's {name} must be floats of the shape ({least} or more, {self.hidden_size});"
-                f" it is {shape or type(value).__name__}"
+                f" it is {_described(value)}"
             )
         return int(shape[0])
 
@@ -171,6 +187,11 @@ _OF_TALKERS: Final = {
 def _is_floats(value: Any) -> bool:
     """Whether it is a tensor of floats as models have them."""
     return hasattr(value, "is_floating_point") and str(value.dtype) in _FLOATS
+
+
+def _described(value: Any) -> str:
+    shape = tuple(getattr(value, "shape", ()))
+    return f"{value.dtype} of {shape}" if shape else type(value).__name__
 
 
 def _check_sound(value: Any, name: str) -> None:

@@ -192,3 +192,18 @@ def test_hidden_states_are_numbers_of_a_models_kind(value: torch.Tensor, said: s
     marks = {**of_3()["embed"], "tts_pad": value.reshape(1, 1, 8)}
     with pytest.raises(InvalidRequestError, match=r"embed\.tts_pad"):
         OF_3.check(of_3(embed=marks), is_first=True)
+
+
+@pytest.mark.attack("Z70")
+def test_hidden_states_come_in_the_models_own_type() -> None:
+    """A talker multiplies them by its weights: another type ended it in its step, with every other request."""
+    payload = of_3()
+    fitted = OF_3.fitted(payload, torch.float16)
+    for part in ("embed", "hidden_states"):
+        assert {value.dtype for value in fitted[part].values()} == {torch.float16}
+    assert fitted["ids"] == payload["ids"]
+    assert OF_3.fitted({"meta": {"finished": True}}, torch.bfloat16) == {"meta": {"finished": True}}
+    same = OF_3.fitted(payload, payload["embed"]["prefill"].dtype)
+    assert same["embed"]["prefill"] is payload["embed"]["prefill"]
+    with pytest.raises(InvalidRequestError, match=r"embed\.decode holds what is no number"):
+        OF_3.fitted({"embed": {"decode": torch.full((1, 8), 1e6)}}, torch.float16)
