@@ -21,6 +21,7 @@ from omni_discovery.records.keys import check_namespace
 
 _SUFFIX: Final = ".etcd.json"
 _MOST_BYTES: Final = 4096
+_SOCKET: Final = "unix://"
 
 
 class EmbeddedEndpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,10 +94,19 @@ def _read_running(place: int, name: str) -> EmbeddedEndpoint | None:
 
 def _is_running(found: EmbeddedEndpoint) -> bool:
     """Whether it is still there. Once it has ended, others may have its process id, and a socket of its name."""
-    if found.process:
+    own, its = process_mark(os.getpid()).split("/"), found.process.split("/")
+    if found.process and own[:2] == its[:2]:
         return process_mark(found.pid) == found.process
+    if not found.process:
+        # It is of an earlier release.
+        place = Path(f"/proc/{found.pid}")
+    elif own[0] == its[0] and found.endpoint.startswith(_SOCKET):
+        # Of another container, whose processes have other ids here.
+        place = Path(found.endpoint.removeprefix(_SOCKET)).parent
+    else:
+        return False
     try:
-        return Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
+        return place.stat().st_uid == os.geteuid()
     except OSError:
         return False
 

@@ -24,7 +24,7 @@ def are_sound(numbers: Any) -> bool:
         return True
     least, most = numbers.aminmax()
     # Of what is no number, no comparison is true.
-    return bool(least >= -LARGEST) and bool(most <= LARGEST)
+    return float(least) >= -LARGEST and float(most) <= LARGEST
 
 
 def joined(handed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -60,10 +60,14 @@ def _in_a_row(parts: Sequence[Any], name: str) -> Any:
 
 
 def count_listed(value: Any, enough: int) -> int:
-    """How many values lists in lists have, on all levels; not counted further once they are more than ``enough``."""
-    lists, count = [value] if isinstance(value, list | tuple) else [], 0
-    while lists and count <= enough:
-        count += sum(map(len, lists))
+    """How many values lists and mappings in one another have; not counted further once more than ``enough``."""
+    held, count = [value] if isinstance(value, _HOLDERS) else [], 0
+    while held and count <= enough:
+        count += sum(map(len, held))
         if count <= enough:
-            lists = [each for each in itertools.chain.from_iterable(lists) if isinstance(each, list | tuple)]
+            values = (each.values() if isinstance(each, Mapping) else each for each in held)
+            held = [each for each in itertools.chain.from_iterable(values) if isinstance(each, _HOLDERS)]
     return count
+
+
+_HOLDERS: Final = (list, tuple, Mapping)

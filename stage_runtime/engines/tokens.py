@@ -62,18 +62,30 @@ class BoundedTokenizer:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    def check_characters(self, count: int) -> None:
+        """Raise InvalidRequestError for a text of more characters than the context can have, before it is there."""
+        if refusal := self._refusal_of(count):
+            raise InvalidRequestError(refusal)
+
+    def _refusal_of(self, characters: int) -> str:
+        if characters <= _USUAL_CHARACTERS * self._longest:
+            return ""
+        if not self._token_characters:
+            self._token_characters = max(map(len, self._tokenizer.get_vocab()))
+        if characters <= self._longest * self._token_characters:
+            return ""
+        return (
+            f"this model's maximum context length is {self._longest} tokens, of at most {self._token_characters} "
+            f"characters each; the prompt has {characters} characters. Make it shorter"
+        )
+
     def _refusal(self, text: str) -> str:
         """Why a text is not encoded; empty if it is. Works through no more than a few times the context."""
         if len(text) <= _USUAL_CHARACTERS * self._longest:
             return ""
         told = f"this model's maximum context length is {self._longest} tokens"
-        if not self._token_characters:
-            self._token_characters = max(map(len, self._tokenizer.get_vocab()))
-        if len(text) > self._longest * self._token_characters:
-            return (
-                f"{told}, of at most {self._token_characters} characters each; "
-                f"the prompt has {len(text)} characters. Make it shorter"
-            )
+        if refusal := self._refusal_of(len(text)):
+            return refusal
         # Each cut may make tokens of its own, so only twice the context is surely too much.
         tokens = 0
         for at in range(0, len(text), _PIECE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -198,7 +199,7 @@ def _query_of(request: Request, kind: type[_Query]) -> _Query:
 class _Download(Response):
     """A file that is sent while there is a place for it: clients that do not read keep some megabytes of it each.
 
-    Where all places are taken, the one that has its place for longest gives way, if that is a minute.
+    Where all places are taken, one that has its place for a minute gives way: of who has most of them, the oldest.
     """
 
     def __init__(self, under_way: list[_Download], client: str, file: Callable[[], Awaitable[Response]]) -> None:
@@ -228,8 +229,10 @@ class _Download(Response):
             return OverloadedError(text, _RETRY_AFTER_S)
         if len(self._under_way) < _MOST_DOWNLOADS:
             return None
-        oldest = self._under_way[0]
-        if self._began_s - oldest._began_s < _LONG_DOWNLOAD_S:  # noqa: SLF001
+        taken = Counter(each._client for each in self._under_way)  # noqa: SLF001
+        long = (each for each in self._under_way if self._began_s - each._began_s >= _LONG_DOWNLOAD_S)  # noqa: SLF001
+        oldest = max(long, key=lambda each: taken[each._client], default=None)  # noqa: SLF001
+        if oldest is None:
             text = f"{_MOST_DOWNLOADS} videos are being sent by this hub, which is the most"
             return OverloadedError(text, _RETRY_AFTER_S)
         self._under_way.remove(oldest)

@@ -7,6 +7,7 @@ package is imported when a connector is built.
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import ipaddress
 import sys
@@ -148,7 +149,9 @@ class ProducerReads:
         most_bytes = pool_bytes // 2
         if size_bytes > most_bytes:
             told = f"{size_bytes} bytes are offered, and reads of one producer take at most half of the pool"
-            raise TransferError(f"{producer}: {told}, {most_bytes} bytes: raise memory_pool_size")
+            # It is this side that has too little.
+            lacking = OSError(errno.ENOBUFS, "the pool is too small")
+            raise TransferError(f"{producer}: {told}, {most_bytes} bytes: raise memory_pool_size") from lacking
         self._room.take(producer, size_bytes, most_bytes, deadline_s, check)
 
     def end(self, producer: str, size_bytes: int) -> None:

@@ -21,6 +21,8 @@ from stage_runtime.engines.handoffs import count_listed
 
 #: Numbers that are read from an array into a list, or from lists into an array: both take long, in the engine's thread.
 _MOST_LISTED: Final = 1 << 20
+#: Fields that get hand-offs, or a client's messages, as they come.
+_WHOLE: Final = frozenset(("companions", "messages", "payloads", "pieces"))
 _PLACE: Final = re.compile(r" - at `\$\.?([^`]*)`$")
 _MISSING: Final = re.compile(r"missing required field `([^`]*)`$")
 
@@ -138,8 +140,9 @@ class TypedInput:
             if count <= _MOST_LISTED:
                 return value.tolist()
             raise InvalidRequestError(f"{name}: {count} numbers; a list of this stage takes up to {_MOST_LISTED}")
-        may_be_tensor = any(isinstance(each, shapes.CustomType) for each in kinds)
-        if may_be_tensor and count_listed(value, _MOST_LISTED) > _MOST_LISTED:
+        if name in _WHOLE:
+            return value
+        if count_listed(value, _MOST_LISTED) > _MOST_LISTED:
             raise InvalidRequestError(f"{name}: its lists are longer than {_MOST_LISTED} values")
         return value
 

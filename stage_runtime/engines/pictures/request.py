@@ -27,7 +27,7 @@ MASK, EQUAL_MASK = "prompt_embeds_mask", "prompt_attention_mask"
 _MOST_ROWS: Final = {2: 4096, 1: 65_536}
 _MOST_NUMBERS: Final = 1 << 25
 #: Numbers of a table, or of a row, that may come as lists.
-_MOST_LISTED: Final = 1 << 18
+_MOST_LISTED: Final = 1 << 20
 
 _Side = Annotated[int, Meta(ge=8, le=8192)]
 

@@ -141,8 +141,10 @@ class PrefillDecode:
         if self.connector == "MooncakeConnector":
             from vllm.utils.network_utils import get_ip
 
-            self._kv_hosts = [get_ip()]
-            self._own["remote_bootstrap_addr"] = f"http://{get_ip()}:{envs.VLLM_MOONCAKE_BOOTSTRAP_PORT}"
+            host = get_ip()
+            self._kv_hosts = [host]
+            shown = f"[{host}]" if ":" in host else host
+            self._own["remote_bootstrap_addr"] = f"http://{shown}:{envs.VLLM_MOONCAKE_BOOTSTRAP_PORT}"
         elif self.connector.startswith("Nixl"):
             self._kv_hosts = [envs.VLLM_NIXL_SIDE_CHANNEL_HOST]
 

@@ -32,6 +32,9 @@ _PIECES: Final = "pieces"
 #: Values of items in lists, and numbers of their arrays and tensors: as many as a request's pictures have.
 _MOST_ITEMS: Final = 1 << 16
 _MOST_NUMBERS: Final = 3 * MAX_PIXELS
+#: What the metadata of a video tell in a text, which is the name of a library; and its length.
+_NAMES_OF_TEXTS: Final = frozenset(("video_backend",))
+_LONGEST_NAME: Final = 64
 #: Beside these, token ids are not all that counts.
 _NOT_ALONE: Final = frozenset((_ITEMS, _PIECES))
 #: How long a step waits for a prompt, if there is nothing else to do.
@@ -302,6 +305,10 @@ def _items(parts: Sequence[Mapping[str, Any]], model: Model) -> Mapping[str, Any
     return dict(items[0])
 
 
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_NAME
+
+
 def _check_items(items: Mapping[str, Any]) -> None:
     """Raise InvalidRequestError for anything but numbers, arrays, tensors, pictures, and lists and mappings of these.
 
@@ -315,7 +322,7 @@ def _check_items(items: Mapping[str, Any]) -> None:
         if isinstance(value, Mapping):
             if not all(isinstance(name, str) for name in value):
                 raise InvalidRequestError(f"the hand-off's {_ITEMS} have names that are no texts")
-            unread += value.values()
+            unread += (each for key, each in value.items() if not (key in _NAMES_OF_TEXTS and _is_short(each)))
         elif isinstance(value, list | tuple):
             unread += value
         elif hasattr(value, "numel") or getattr(getattr(value, "dtype", None), "kind", "") in tuple("biuf"):

@@ -61,6 +61,8 @@ class PartialPrompt:
     #: Of how much they were read, in characters of texts, or in pieces without any; and how many pieces have come.
     known_from: int = 0
     came: int = 0
+    #: Characters of all texts that have come.
+    characters: int = 0
     #: How long the prompt is so far, where it may be one of embeds; texts don't count yet.
     rows: int = 0
 
@@ -78,6 +80,8 @@ class PartialPrompt:
         if piece is not None:
             self.parts[from_stage].append(piece)
             self.came += 1
+            self.characters += text_size([piece])
+            model.bounded.check_characters(self.characters)
             # Each has a token at least, but for some.
             if self.came > model.max_model_len:
                 raise InvalidRequestError(

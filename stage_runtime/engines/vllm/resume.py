@@ -36,8 +36,8 @@ NOT_RESUMABLE: Final[Mapping[str, str]] = {
 }
 
 
-#: So many tokens in a row make no text in no answer worth to be continued.
-_WORDLESS: Final = 32
+#: Where so many tokens in a row make no text, special ones aside, the answer is not continued.
+_WORDLESS: Final = 128
 
 
 def refusal(name: str) -> NotResumableError:
@@ -106,10 +106,12 @@ class ResumableDetokenizer:
             request_id=key, prompt_token_ids=list(prompt_token_ids), prompt_embeds=None, sampling_params=params
         )
         self._stream: Any = IncrementalDetokenizer.from_new_request(model.tokenizer, request)  # type: ignore[arg-type]
+        #: Tokens that make no text, and no other text of those around them.
+        self._silent = frozenset(model.tokenizer.all_special_ids) if params.skip_special_tokens else frozenset[int]()
 
     def replay(self, resume: Resume, *, stopped: bool) -> None:
         """Consume the tokens that were shown. Raise NotResumableError if their text differs from the one shown."""
-        token_ids, text = resume.token_ids, ""
+        token_ids, text = self._heard(resume.token_ids), ""
         for start in range(0, len(token_ids), _WORDLESS):
             part = token_ids[start : start + _WORDLESS]
             added = self.text_of(part, "stop" if stopped and start + len(part) == len(token_ids) else None)
@@ -119,6 +121,12 @@ class ResumableDetokenizer:
             text += added
         if text != resume.text:
             raise refusal("other text")
+
+    def _heard(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Those that are not silent, and the last one, which may have ended the answer."""
+        if self._silent.isdisjoint(token_ids):
+            return token_ids
+        return [*(each for each in token_ids[:-1] if each not in self._silent), *token_ids[-1:]]
 
     def text_of(self, token_ids: Sequence[int], finish_reason: str | None) -> str:
         """The text that these tokens add."""

@@ -50,9 +50,11 @@ def test_of_warnings_of_one_kind_few_are_written_and_short_ones() -> None:
     for number in range(4000):
         logger.warning("Skipping part %s of %d", "x" * (1 << 20), number)
         logger.info("a request %d", number)
+    for number in range(1000):
+        logger.warning(f"{number} {'x' * 5000}")  # noqa: G004 - as vLLM-Omni does it
     logger.warning("another kind")
     warnings = [record.getMessage() for record in said if record.levelno == logging.WARNING]
-    assert 10 < len(warnings) < 60
-    assert max(map(len, warnings)) < 400
+    assert 20 < len(warnings) < 100
+    assert max(map(len, warnings)) < 1100
     assert warnings[-1] == "another kind"
     assert sum(record.levelno == logging.INFO for record in said) == 4000

@@ -7,6 +7,7 @@ for each part of a message, thousands for one request.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,9 +20,9 @@ from omni_discovery.text import shortened
 
 #: The longest text of such a line, in characters.
 MOST: Final = 256
-#: Warnings of one kind that are written at once; and how many kinds are known.
+#: Warnings of one kind that are written at once; and the longest that is written as it is.
 _AT_ONCE: Final = 10
-_MOST_KINDS: Final = 256
+_LONGEST_LINE: Final = 1024
 _LIBRARIES: Final = ("vllm", "vllm_omni")
 _PRINTERS: Final = {"_print_debug_once", "_print_info_once", "_print_warning_once", "_print_error_once"}
 
@@ -46,22 +47,23 @@ class _FewWarnings(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._paces: dict[tuple[str, str], LinePace] = {}
+        self._lock = threading.Lock()
+        #: By the place in the code that writes the line.
+        self._paces: dict[tuple[str, int], LinePace] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See logging."""
         if record.levelno < logging.WARNING:
             return True
-        kind = record.name, str(record.msg)[:MOST]
-        pace = self._paces.get(kind)
-        if pace is None:
-            if len(self._paces) >= _MOST_KINDS:
-                del self._paces[next(iter(self._paces))]
-            pace = self._paces[kind] = LinePace(time.monotonic, _AT_ONCE)
-        if not pace.may_log():
-            return False
-        if isinstance(record.args, tuple):
+        place = record.pathname, record.lineno
+        with self._lock:
+            pace = self._paces.setdefault(place, LinePace(time.monotonic, _AT_ONCE))
+            if not pace.may_log():
+                return False
+        if isinstance(record.args, tuple) and record.args:
             record.args = tuple(shortened(each, MOST) if isinstance(each, str) else each for each in record.args)
+        elif not record.args:
+            record.msg = shortened(str(record.msg), _LONGEST_LINE)
         return True
 
 

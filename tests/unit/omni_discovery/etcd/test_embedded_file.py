@@ -17,7 +17,8 @@ from omni_discovery.etcd.embedded_file import (
     remove_endpoint,
     write_endpoint,
 )
-from omni_discovery.processes import runtime_dir
+from omni_discovery.processes import process_mark, runtime_dir
+from tests.support.other_user import require_root
 
 
 def test_what_a_living_process_wrote_is_found_until_it_takes_it_back(tmp_path: Path) -> None:
@@ -106,6 +107,7 @@ def test_the_namespaces_of_a_folder_are_those_whose_etcd_runs(tmp_path: Path) ->
 @pytest.mark.parametrize("mark", ["", "another/1/2/3"], ids=["of an earlier release", "of a process that has ended"])
 def test_the_file_of_a_process_whose_id_another_one_has_counts_as_none(tmp_path: Path, mark: str) -> None:
     """Another user's, which may have made a socket of that name, too; or, if it is not said which, any of another's."""
+    require_root()
     file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
     stranger = subprocess.Popen(["sleep", "60"], user=65534, group=65534, extra_groups=[])
     try:
@@ -117,3 +119,22 @@ def test_the_file_of_a_process_whose_id_another_one_has_counts_as_none(tmp_path:
     finally:
         stranger.kill()
         stranger.wait()
+
+
+@pytest.mark.attack("Z62")
+def test_the_file_of_another_container_counts_by_the_owner_of_its_socket(tmp_path: Path) -> None:
+    """Its processes have other ids there. One that is left from before this machine was started counts as none."""
+    require_root()
+    boot, _, rest = process_mark(os.getpid()).partition("/")
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    file = write_endpoint(tmp_path, "default", "127.0.0.1:1")
+    written = {"endpoint": f"unix://{sockets}/etcd:2379", "pid": 1, "process": f"{boot}/1/1/1"}
+    for told, is_found in ((written, True), (written | {"process": f"{boot[::-1]}/{rest}"}, False)):
+        file.write_text(json.dumps(told))
+        assert (read_embedded(tmp_path, "default") is not None) is is_found
+    file.write_text(json.dumps(written))
+    os.chown(sockets, 65534, 65534)
+    assert read_embedded(tmp_path, "default") is None
+    file.write_text(json.dumps(written | {"endpoint": "127.0.0.1:1"}))
+    assert read_embedded(tmp_path, "default") is None

@@ -18,6 +18,15 @@ from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.callable.typed_input import TypedInput
 
 
+class Deep(msgspec.Struct):
+    """Numbers on several levels."""
+
+    frames: list[int] = []
+    noise: torch.Tensor | None = None
+    layers: list[torch.Tensor] = []
+    named: dict[str, torch.Tensor] = {}
+
+
 class Scene(msgspec.Struct):
     """Some of each kind."""
 
@@ -73,12 +82,14 @@ def test_what_is_refused_beforehand_the_stage_would_refuse_and_for_bounds_the_ot
         ({"frames": np.broadcast_to(np.zeros(1, np.int8), (1 << 20, 9))}, "frames: 9437184 numbers"),
         ({"noise": [[0.5] * 1024] * 1025}, "noise: its lists are longer than 1048576 values"),
         ({"noise": [0.5] * ((1 << 20) + 1)}, "noise: its lists are longer"),
+        ({"layers": [[0.5] * 1024] * 1025}, "layers: its lists are longer"),
+        ({"named": {"a": [0.5] * (1 << 20)}}, "named: its lists are longer"),
     ],
 )
 def test_neither_gigabytes_become_numbers_of_python_nor_millions_of_these_a_tensor(
     handed: dict[str, Any], said: str
 ) -> None:
-    typed = TypedInput(Scene, "cpu")
+    typed = TypedInput(Deep, "cpu")
     with pytest.raises(InvalidRequestError, match=re.escape(said)):
         typed.read(StageRequest("r", "r", payloads={0: handed}))
     read = typed.read(StageRequest("r", "r", payloads={0: {"frames": torch.arange(3), "noise": [[0.5, 1.0]]}}))

@@ -258,12 +258,12 @@ def test_embeddings_without_end_are_refused_before_any_is_looked_at(handed: dict
     ("handed", "said"),
     [
         (
-            {"prompt_embeds": [[0.5] * 1000] * 263},
-            "prompt_embeds in the hand-off is longer than 262144 values: hand it over as a tensor",
+            {"prompt_embeds": [[0.5] * 1000] * 1050},
+            "prompt_embeds in the hand-off is longer than 1048576 values: hand it over as a tensor",
         ),
-        ({"prompt_embeds": [0.5] * 262_145}, "is longer than 262144 values"),
+        ({"prompt_embeds": [0.5] * 1_048_577}, "is longer than 1048576 values"),
         (
-            {"prompt_embeds": [[0.5]], "pooled_prompt_embeds": [0.5] * 262_145},
+            {"prompt_embeds": [[0.5]], "pooled_prompt_embeds": [0.5] * 1_048_577},
             "pooled_prompt_embeds in the hand-off is longer",
         ),
         ({"prompt_embeds": torch.ones(4, 8).to(torch.float8_e4m3fn)}, "must hold a float"),

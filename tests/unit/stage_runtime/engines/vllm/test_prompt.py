@@ -130,6 +130,7 @@ def test_a_prepared_prompt_is_followed_by_its_answer() -> None:
         ({"image": ["http://169.254.169.254/"]}, "hold a str: items come as numbers, arrays or tensors"),
         ({"image": "/etc/passwd"}, "hold a str"),
         ({"image": [{"deep": (b"file",)}]}, "hold a bytes"),
+        ({"video": [{"video_backend": "x" * 65}]}, "hold a str"),
         ({"image": np.array(["http://a/"])}, "hold a ndarray"),
         ({"image": np.array([object()])}, "hold a ndarray"),
         ({1: 2}, "names that are no texts"),
@@ -152,7 +153,8 @@ def test_pictures_sound_and_embeds_may_be_handed_over() -> None:
     items = {
         "image": [torch.zeros(3, 8, 8, dtype=torch.uint8), np.zeros((8, 8, 3), np.uint8)],
         "audio": (np.zeros(100, np.float32), 16_000),
-        "video": {"video_embeds": torch.zeros(4, 8), "fps": 2.0, "is_whole": True, "more": None},
+        "video": [(np.zeros((2, 8, 8, 3), np.uint8), {"fps": 2.0, "video_backend": "opencv", "is_whole": True})],
+        "more": {"video_embeds": torch.zeros(4, 8), "none": None},
     }
     (handed,) = handed_items = [{"token_ids": [5], "multi_modal_data": items}]
     assert read_handed(handed_items, model).items == handed["multi_modal_data"]

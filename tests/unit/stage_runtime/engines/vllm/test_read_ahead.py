@@ -192,3 +192,15 @@ def test_a_long_text_that_is_handed_over_is_read_in_a_thread() -> None:
 def test_pieces_that_are_none_are_refused(pieces: Any) -> None:
     with pytest.raises(InvalidRequestError, match="pieces must be a list of mappings"):
         read_handed([{"pieces": pieces}], model())
+
+
+@pytest.mark.attack("Z63")
+def test_texts_in_pieces_are_no_more_together_than_the_model_takes() -> None:
+    """Before they are kept: the longest token of this one has eight letters."""
+    prompt, limits = partial(0), model(1 << 17)
+    limits.tokenizer.get_vocab = lambda: {"longests": 0, "a": 1}
+    prompt.add_piece(0, {"text": "a" * 70_000}, limits, is_last=False)
+    prompt.add_piece(0, {"text": "a" * 900_000}, limits, is_last=False)
+    with pytest.raises(InvalidRequestError, match="the prompt has 1069000 characters"):
+        prompt.add_piece(0, {"text": "a" * 99_000}, limits, is_last=False)
+    assert limits.tokenizer.letters == 0

@@ -45,15 +45,17 @@ class Stream:
         return text
 
 
-def replayed(token_ids: Sequence[int], text: str, *, stopped: bool = False) -> int:
+def replayed(
+    token_ids: Sequence[int], text: str, *, stopped: bool = False, special: frozenset[int] = frozenset()
+) -> int:
     """How many tokens were read, each with those before it that made no text."""
     detokenizer = ResumableDetokenizer.__new__(ResumableDetokenizer)
-    detokenizer._stream = stream = Stream()
+    detokenizer._stream, detokenizer._silent = (stream := Stream()), special
     detokenizer.replay(Resume(token_ids=tuple(token_ids), text=text), stopped=stopped)
     return stream.work
 
 
-@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 64, 1000])
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 129, 256, 1000])
 def test_the_text_is_compared_as_a_whole(count: int) -> None:
     tokens = [97 + number % 26 for number in range(count)]
     text = "".join(map(chr, tokens))
@@ -64,12 +66,20 @@ def test_the_text_is_compared_as_a_whole(count: int) -> None:
 
 @pytest.mark.attack("Z65")
 def test_tokens_without_text_are_read_for_a_while_only() -> None:
-    """1. thirty of them are characters of several tokens; 2. of a hundred thousand hardly any is read"""
-    assert replayed([*[WORDLESS] * 30, 97], "a") == 31 * 32 // 2
+    """1. a hundred of them are characters of several tokens; 2. of a hundred thousand hardly any is read"""
+    assert replayed([*[WORDLESS] * 100, 97], "a") == 101 * 102 // 2
     with pytest.raises(NotResumableError, match="no text"):
         replayed([97, *[WORDLESS] * 100_000], "a")
-    most = [*[WORDLESS] * 31, 97, 97, *[WORDLESS] * 31] * 100
-    assert replayed(most, "aa" * 100) < len(most) * 64
+    most = [*[WORDLESS] * 127, 97, 97, *[WORDLESS] * 127] * 100
+    assert replayed(most, "aa" * 100) < len(most) * 256
+
+
+def test_an_answer_of_special_tokens_is_gone_on_with() -> None:
+    """As of a model that speaks: they make no text by themselves, and are left out."""
+    tokens = [WORDLESS] * 10_000
+    tokens[5000] = 97
+    assert replayed(tokens, "a", special=frozenset([WORDLESS])) < 10
+    assert replayed(tokens, "a", special=frozenset([WORDLESS]), stopped=True) < 10
 
 
 @pytest.mark.attack("Z65")
