@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from hub.api.door.command_line import shows_key, without_keys
 from hub.api.door.flags import read_door
@@ -47,6 +50,10 @@ if TYPE_CHECKING:
     from hub.serve.running_hub import ServeConfig
 
 logger = logging.getLogger(__name__)
+
+#: Where vLLM-Omni's server keeps finished files; and its former name.
+_STORAGE: Final = "VLLM_OMNI_SERVER_STORAGE__PATH"
+_STORAGE_NAMES: Final = frozenset((_STORAGE, "VLLM_OMNI_STORAGE_PATH"))
 
 
 def serve(arguments: argparse.Namespace) -> int:
@@ -129,6 +136,10 @@ def run_with_hub(arguments: argparse.Namespace) -> int:
         die_with_parent(arguments.parent_pid)
     # Nothing is loaded from the current folder, which may be anybody's, also by programs that vLLM's server starts.
     os.environ.update(reads_own_files(os.environ))
+    if arguments.api == "vllm-omni" and not _STORAGE_NAMES & os.environ.keys():
+        # Its server makes a folder as it is imported, which nothing here uses: of a name that anybody may have taken.
+        os.environ[_STORAGE] = tempfile.mkdtemp(prefix="omni-storage-")
+        atexit.register(shutil.rmtree, os.environ[_STORAGE], ignore_errors=True)
     return run_hub(config)
 
 

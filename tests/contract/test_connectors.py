@@ -60,7 +60,8 @@ def extra_of(kind: str, folder: Path, number: int) -> tuple[str, dict[str, Any]]
     name, _, apart = kind.partition(" ")
     extra: dict[str, Any] = {"shm_threshold_bytes": 0}
     if name == "MooncakeTransferEngineConnector":
-        extra["memory_pool_size"] = LARGEST_BYTES + (64 << 20)
+        # What is read from one producer has half of it.
+        extra["memory_pool_size"] = 2 * (LARGEST_BYTES + (64 << 20))
     elif name == "MooncakeStoreConnector":
         # Its allocators round sizes up by as much as an eighth.
         extra |= {"segment": LARGEST_BYTES * 5 // 4, "localbuf": LARGEST_BYTES * 5 // 4}
