@@ -12,7 +12,7 @@ import numpy as np
 from omni_discovery.errors import InvalidRequestError
 
 #: No model makes hidden states as large as this, whose square a norm can still take.
-LARGEST: Final = 1e9
+_LARGEST: Final = 1e9
 
 
 def are_sound(numbers: Any) -> bool:
@@ -24,7 +24,13 @@ def are_sound(numbers: Any) -> bool:
         return True
     least, most = numbers.aminmax()
     # Of what is no number, no comparison is true.
-    return float(least) >= -LARGEST and float(most) <= LARGEST
+    return float(least) >= -_LARGEST and float(most) <= _LARGEST
+
+
+def check_sound(numbers: Any, name: str) -> None:
+    """Raise InvalidRequestError for a tensor of floats that holds anything else."""
+    if not are_sound(numbers):
+        raise InvalidRequestError(f"{name} holds what is no number, or larger than {_LARGEST:g}")
 
 
 def joined(handed: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.seeds import seed_of
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.companions import NEGATIVE, negative_of
-from stage_runtime.engines.handoffs import LARGEST, are_sound, count_listed, joined
+from stage_runtime.engines.handoffs import are_sound, check_sound, count_listed, joined
 from stage_runtime.engines.pictures.partial_images import PartialImages
 from stage_runtime.engines.prompts import LONGEST_DRAWN, prompt_text
 from stage_runtime.engines.sampling import Seed, checked
@@ -222,8 +222,7 @@ def _embeds(handed: Mapping[str, Any], name: str, whose: str) -> Embeds:
     rows = _tensor(handed, name, 2, whose)
     if rows.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not len(rows):
         raise InvalidRequestError(f"{name} in {whose} must hold a float for each token and place")
-    if not are_sound(rows):
-        raise InvalidRequestError(f"{name} in {whose} holds what is no number, or larger than {LARGEST:g}")
+    check_sound(rows, f"{name} in {whose}")
     given = next((each for each in (MASK, EQUAL_MASK) if handed.get(each) is not None), "")
     mask = _tensor(handed, given, 1, whose).to(torch.int64) if given else torch.ones(len(rows), dtype=torch.int64)
     if len(mask) != len(rows):

@@ -17,7 +17,7 @@ from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.client_threads import ClientThreads, work_of
-from stage_runtime.engines.handoffs import LARGEST, are_sound
+from stage_runtime.engines.handoffs import check_sound
 from stage_runtime.engines.media.items import BESIDE, PICTURES, has_items, take_items
 from stage_runtime.engines.prompts import LONG, check_unread, is_long, read_prompt
 from stage_runtime.engines.vllm.load import Model
@@ -362,6 +362,11 @@ def count_ids(value: Any, name: str) -> int:
     return len(value)
 
 
+def ids_size(part: Mapping[str, Any]) -> int:
+    """How many token ids a piece of a hand-off has. Raise InvalidRequestError if they are in no row."""
+    return sum(count_ids(part[name], name) for name in _IDS if name in part)
+
+
 def _joined_ids(parts: Sequence[Any], name: str, model: Model) -> list[int]:
     # Whoever has handed them over may have made gigabytes of them.
     check_length(sum(count_ids(part, name) for part in parts), model.max_model_len, model.least_answer)
@@ -382,6 +387,5 @@ def _joined_embeds(parts: Sequence[Any], name: str, model: Model) -> Any:
             )
     check_length(sum(len(part) for part in parts), model.max_model_len, model.least_answer)
     whole = torch.cat(list(parts)).to(model.dtype)
-    if not are_sound(whole):
-        raise InvalidRequestError(f"the hand-off's {name} holds what is no number, or larger than {LARGEST:g}")
+    check_sound(whole, f"the hand-off's {name}")
     return whole

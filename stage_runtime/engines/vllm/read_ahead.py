@@ -24,6 +24,7 @@ from stage_runtime.engines.vllm.prompt import (
     checked_prompt,
     count_ids,
     ids_name,
+    ids_size,
     is_counted,
     read_handed,
     read_ids,
@@ -61,8 +62,9 @@ class PartialPrompt:
     #: Of how much they were read, in characters of texts, or in pieces without any; and how many pieces have come.
     known_from: int = 0
     came: int = 0
-    #: Characters of all texts that have come.
+    #: Of all that has come, counted alike; and whether it is a long text, which is read when all of it is there.
     characters: int = 0
+    is_long: bool = False
     #: How long the prompt is so far, where it may be one of embeds; texts don't count yet.
     rows: int = 0
 
@@ -71,7 +73,8 @@ class PartialPrompt:
         """The prompt of a new request, with the hand-offs that came whole."""
         stages = sorted({*request.payloads, *request.stream_from})
         parts = {stage: [request.payloads[stage]] if stage in request.payloads else [] for stage in stages}
-        return cls(request, params, lora, parts, set(request.stream_from))
+        size = text_size(request.payloads.values())
+        return cls(request, params, lora, parts, set(request.stream_from), characters=size)
 
     def add_piece(self, from_stage: int, piece: _Handed | None, model: Model, *, is_last: bool) -> None:
         """Add the next piece of a stage, or note its end. Raise InvalidRequestError for a piece that is no prompt."""
@@ -80,7 +83,7 @@ class PartialPrompt:
         if piece is not None:
             self.parts[from_stage].append(piece)
             self.came += 1
-            self.characters += text_size([piece])
+            self.characters += text_size([piece]) + (ids_size(piece) if self.is_long else 0)
             model.bounded.check_characters(self.characters)
             # Each has a token at least, but for some.
             if self.came > model.max_model_len:
@@ -94,6 +97,10 @@ class PartialPrompt:
             self.rows += len(read_handed([piece], model)) if piece is not None and is_counted(piece) else 0
             check_length(self.rows, model.max_model_len, model.least_answer)
             return
+        is_text = self.known_from > 0 and not self.known_name
+        # To go through all that is unread with each piece would take ever longer.
+        if self.is_long or (is_text and self.characters - self.known_from <= self.known_from // _UNREAD):
+            return
         new, read_to = self._unread()
         name = self.known_name or (ids_name(new[0]) if new and not self.known_from else "")
         if name and all(ids_name(part) == name for part in new):
@@ -101,8 +108,9 @@ class PartialPrompt:
             self.read_to = read_to
             return
         size = text_size(new)
-        # A long text is read once, when all of it is there, in a thread.
-        if not self.known_name and (size <= self.known_from // _UNREAD or self.known_from + size >= LONG):
+        # A long text is read once, in a thread.
+        self.is_long = not self.known_name and self.known_from + size >= LONG
+        if self.is_long or (not self.known_name and size <= self.known_from // _UNREAD):
             return
         self.known_from, self.known_name, self.read_to = self.known_from + size, "", read_to
         prompt = read_handed(self._known_parts(), model)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_discovery.errors import InvalidRequestError
-from stage_runtime.engines.handoffs import LARGEST, are_sound
+from stage_runtime.engines.handoffs import check_sound
 from stage_runtime.engines.vllm_omni.handoff import check_count, check_parts
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
@@ -111,7 +111,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
             for name, value in held.items():
                 if _is_floats(value) and value.dtype != dtype:
                     held[name] = value.to(dtype)
-                    _check_sound(held[name], f"{part}.{name}")
+                    check_sound(held[name], f"the hand-off's {part}.{name}")
             if held:
                 fitted[part] = held
         return fitted
@@ -138,7 +138,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
                     _check_shape(value, f"{part}.{name}")
                 else:
                     self._rows(value, f"{part}.{name}", least=1)
-                    _check_sound(value, f"{part}.{name}")
+                    check_sound(value, f"the hand-off's {part}.{name}")
 
     def _token_ids(self, value: Any, name: str) -> Sequence[int]:
         check_count(value, name)
@@ -156,7 +156,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
                 f"the hand-off's {name} must be floats of the shape (1 or more, 1, {self.hidden_size});"
                 f" it is {_described(value)}"
             )
-        _check_sound(value, name)
+        check_sound(value, f"the hand-off's {name}")
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
@@ -192,11 +192,6 @@ def _is_floats(value: Any) -> bool:
 def _described(value: Any) -> str:
     shape = tuple(getattr(value, "shape", ()))
     return f"{value.dtype} of {shape}" if shape else type(value).__name__
-
-
-def _check_sound(value: Any, name: str) -> None:
-    if not are_sound(value):
-        raise InvalidRequestError(f"the hand-off's {name} holds what is no number, or larger than {LARGEST:g}")
 
 
 def _check_shape(value: Any, name: str) -> None:

@@ -204,3 +204,24 @@ def test_texts_in_pieces_are_no_more_together_than_the_model_takes() -> None:
     with pytest.raises(InvalidRequestError, match="the prompt has 1069000 characters"):
         prompt.add_piece(0, {"text": "a" * 99_000}, limits, is_last=False)
     assert limits.tokenizer.letters == 0
+
+
+@pytest.mark.attack("Z63")
+def test_behind_a_long_text_no_piece_has_all_others_gone_through() -> None:
+    """Nor may token ids beside it be more than the model takes: they are read when all has come."""
+
+    class Piece(dict[str, Any]):
+        looked_at = 0
+
+        def get(self, name: str, default: Any = None) -> Any:
+            Piece.looked_at += 1
+            return super().get(name, default)
+
+    prompt, limits = partial(0), model(1 << 17)
+    limits.tokenizer.get_vocab = lambda: {"longests": 0, "a": 1}
+    prompt.add_piece(0, {"text": "a" * 60_000}, limits, is_last=False)
+    for _ in range(20_000):
+        prompt.add_piece(0, Piece(text="b"), limits, is_last=False)
+    assert Piece.looked_at < 4 * 20_000
+    with pytest.raises(InvalidRequestError, match="Make it shorter"):
+        prompt.add_piece(0, {"text": "b", "token_ids": [1] * (1 << 20)}, limits, is_last=False)
