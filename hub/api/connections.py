@@ -142,9 +142,9 @@ class Connections(Generic[ConnT]):
 
     def _slowest(self, now_s: float) -> ConnT | None:
         """The one that has left output lie longest, if that is long."""
-        for conn, unsent in self._unsent.items():
-            return conn if now_s - unsent.lies_since_s >= _LYING_S else None
-        return None
+        slowest = next(iter(self._unsent), None)
+        is_long = slowest is not None and now_s - self._unsent[slowest].lies_since_s >= _LYING_S
+        return slowest if is_long else None
 
     def adopted(self, conn: ConnT, now_s: float) -> None:
         """A connection goes on under another protocol: it waits for its client, who has time but may be displaced."""

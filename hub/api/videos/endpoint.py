@@ -55,8 +55,7 @@ class Videos:
     def __init__(self, omni: AsyncOmni, deploy: DeployConfig, jobs: JobService | None) -> None:
         self._route = Route(omni, deploy, "video")
         self._omni, self._deploy, self._jobs = omni, deploy, jobs
-        #: How many videos are on their way to each client.
-        #: The one that began first is the first.
+        #: Those that are under way, the one that began first is the first.
         self._downloads: list[_Download] = []
 
     async def respond(self, request: Request) -> Response:
