@@ -527,6 +527,24 @@ def test_hidden_states_that_do_not_fit_are_refused_and_the_talker_lives(chain: C
     assert codes_of(again) == codes_of(first)
 
 
+@pytest.mark.attack("Z76")
+@of(WHOLE_3, PIECES_3)
+def test_the_marks_of_another_hand_off_change_nobodys_sound(chain: Chain) -> None:
+    """What speaks on behind the thinker's text does so with the marks that came with that text."""
+    told = params(max_tokens=4)
+    first = chain.ask({"a": CHAT}, told, stages=2)["a"]
+    handed = strange = first.handed[0]
+    for name in ("tts_bos", "tts_eos", "tts_pad"):
+        strange = changed(strange, "embed", name, torch.full((1, 1, 64), 9.0, dtype=torch.bfloat16))
+    talker = chain.engines[1]
+    talker.add(StageRequest("a", "a", params=told[1], payloads={0: handed}, next_stages=(2,)))
+    talker.step()
+    talker.add(StageRequest("b", "b", params=told[1], payloads={0: strange}, next_stages=(2,)))
+    said = finish(talker, "a", "b")
+    codes = {key: codes_of(Answer(handed=[through_a_connector(said[key][-1].handoff)])) for key in said}
+    assert codes["a"] == codes_of(first) != codes["b"]
+
+
 @every
 def test_codes_out_of_the_book_are_refused(chain: Chain) -> None:
     spoken = chain.ask({"a": CHAT}, params(), stages=2)["a"].handed[1]

@@ -470,6 +470,7 @@ ATTACKS: Final = (
     Attack("Z73", "whole answers of megabytes that are read a little at a time", "the largest go beyond a bound"),
     Attack("Z74", "hundreds of sounds of one client for the threads that encode them", "the clients have turns"),
     Attack("Z75", "hand-offs of a quarter of the memory, several at once by one producer", "one at a time"),
+    Attack("Z76", "other marks of speech in a hand-off, beside others' requests at a talker", "its own sound alone"),
 )
 
 #: Rows without a test, and why.

@@ -38,7 +38,7 @@ _NIXL: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "re
 _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "NixlConnector": _NIXL,
     "NixlPullConnector": _NIXL,
-    "NixlPushConnector": _NIXL,
+    "NixlPushConnector": (*_NIXL, "tp_size"),
     "MooncakeConnector": ("remote_engine_id", "remote_bootstrap_addr", "transfer_id"),
 }
 _TEXTS: Final = frozenset(
@@ -183,7 +183,10 @@ class PrefillDecode:
                 )
                 logger.warning(text, self._where, "is its block_size another one?")
             return
-        self._give(params, dict(handed["kv_transfer_params"]))
+        given = handed["kv_transfer_params"]
+        # vLLM has its own defaults for numbers that are absent, and computes with those that are null.
+        nulls = [name for name in _NUMBERS if given.get(name) is None]
+        self._give(params, {name: value for name, value in given.items() if name not in nulls})
 
     def hand_over(self, request: StageRequest, prompt_token_ids: Sequence[int], returned: Any) -> dict[str, Any]:
         """The hand-off to the decode stage; ``returned`` are the connector's parameters at the end of the prefill."""

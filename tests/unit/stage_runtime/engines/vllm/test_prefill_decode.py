@@ -177,13 +177,27 @@ def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict
         decode.prepare(decode_request(handed), sampling())
 
 
+@pytest.mark.attack("Z43")
+@pytest.mark.parametrize("tp_size", [None, "absent"])
+def test_pushed_kv_needs_the_size_that_vllm_reads_in_its_step(tp_size: Any) -> None:
+    decode, handed = part("decode", "NixlPushConnector"), after_prefill("NixlPushConnector", NIXL_SAID)
+    decode.prepare(decode_request(handed), sampling())
+    handed["kv_transfer_params"]["tp_size"] = tp_size
+    if tp_size == "absent":
+        del handed["kv_transfer_params"]["tp_size"]
+    with pytest.raises(PayloadError, match="lack tp_size"):
+        decode.prepare(decode_request(handed), sampling())
+
+
 def test_blocks_may_be_in_one_list_and_newer_releases_may_say_more() -> None:
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
     decode._cache = KvCache(groups=1, block=1)
     handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4, 5], "what_is_new": "yes", "tp_size": None}
     params = sampling()
     decode.prepare(decode_request(handed), params)
-    assert params.extra_args["kv_transfer_params"]["remote_block_ids"] == [3, 4, 5]
+    given = params.extra_args["kv_transfer_params"]
+    assert given["remote_block_ids"] == [3, 4, 5]
+    assert "tp_size" not in given, "vLLM would compute with it"
 
 
 @pytest.mark.attack("Z43")
