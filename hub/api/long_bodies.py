@@ -30,16 +30,13 @@ _Body = TypeVar("_Body", bound=Hashable)
 _KEY: Final = "omni.long_bodies"
 _HELD: Final = "omni.held_bytes"
 #: Shorter ones wait for nothing: the worst of them take a few milliseconds.
-_LONG_BYTES: Final = 16 << 10
+LONG_BYTES: Final = 16 << 10
 #: After a body that took the loop no longer than this, the next one follows at once.
 _SHORT_S: Final = 0.005
 _LONGEST_REST_S: Final = 0.5
 #: Bytes of whole bodies that may wait, as many as of unfinished ones.
 _MOST_WAITING_BYTES: Final = 256 << 20
 _RETRY_AFTER_S: Final = 1.0
-#: Memory of a value, such as a token id, and of a list or an object, beside their text.
-_VALUE_BYTES: Final = 40
-_PART_BYTES: Final = 200
 
 
 class WaitingBodies(Generic[_Body]):
@@ -201,7 +198,7 @@ async def long_body(scope: MutableMapping[str, Any], size_bytes: int, memory_byt
     and kept for the whole request, see ``memory_of``. Raise OverloadedError if too much waits, or is kept.
     """
     turns: LongBodies | None = scope.get(_KEY)
-    if turns is not None and size_bytes >= _LONG_BYTES:
+    if turns is not None and size_bytes >= LONG_BYTES:
         await turns.turn(client_of(scope), size_bytes)
         turns.hold(scope, memory_bytes)
 
@@ -211,9 +208,3 @@ def hold_messages(scope: MutableMapping[str, Any], memory_bytes: int) -> None:
     turns: LongBodies | None = scope.get(_KEY)
     if turns is not None:
         turns.hold(scope, memory_bytes)
-
-
-def memory_of(body: str | bytes) -> int:
-    """The memory of a text of JSON and of what is made of it, in bytes, about."""
-    text = body.encode(errors="replace") if isinstance(body, str) else body
-    return len(text) + _VALUE_BYTES * text.count(b",") + _PART_BYTES * (text.count(b"{") + text.count(b"["))

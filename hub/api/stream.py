@@ -23,8 +23,9 @@ from hub.api.errors import UnauthorizedError, describe
 from hub.api.exchange import Exchange, exchange_of
 from hub.api.generation.fields import check_model, refuse_adapter_paths, refuse_logprobs
 from hub.api.generation.timings import shown_timings
-from hub.api.long_bodies import hold_messages, long_body, memory_of
+from hub.api.long_bodies import hold_messages, long_body
 from hub.api.protocols import input_wait_of
+from hub.json_memory import memory_of
 from omni_discovery.data_urls import file_parts
 from omni_discovery.errors import DeadlineExceededError, InvalidRequestError, OmniError, OverloadedError, RequestError
 from omni_discovery.inputs.containers import check_text

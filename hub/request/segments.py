@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
+from hub.json_memory import memory_of
 from hub.request.plan import RequestPlan
 from hub.request.retry import Decision, Loss, Shown, Verdict, decide
 from omni_discovery.wire import PayloadRef
 
 #: How many segments may wait in front of a stage.
 _MAX_AHEAD: Final = 2
-#: How much of a client's input is kept for a restart.
+#: How much of a client's input is kept for a restart, in memory.
 MAX_KEPT_BYTES: Final = 4 << 20
 
 
@@ -259,8 +260,9 @@ class Segments:
 
 
 def _size_of(inputs: Mapping[str, Any] | None) -> int:
+    """The memory of a segment, about: an empty list is one byte of a message."""
     try:
-        return 0 if inputs is None else len(msgspec.msgpack.encode(inputs))
+        return 0 if inputs is None else memory_of(msgspec.json.encode(inputs))
     except (TypeError, ValueError, OverflowError, RecursionError):
         # Inputs that can't be encoded can't be sent either: the dispatch fails with the reason.
         return 0

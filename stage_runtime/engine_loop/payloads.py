@@ -177,6 +177,9 @@ class Payloads:
             raise PayloadError(f"{whose} can't be read: {_described(error)}", time_left.at_fault(ref, error)) from error
         if got is None:
             raise PayloadError(f"{whose} is not there any more", ref.from_stage)
+        if got[1] > ref.size_bytes:
+            # What is counted of hand-offs is what references say.
+            raise PayloadError(f"{whose} has {got[1]} bytes; announced were {ref.size_bytes}", ref.from_stage)
         if not isinstance(got[0], Mapping):
             raise PayloadError(f"{whose} is no mapping", ref.from_stage)
         self._check_kv_hosts(ref, got[0], time_left.seconds)

@@ -36,7 +36,8 @@ from stage_runtime.engines.errors import failure_kind
 logger = logging.getLogger(__name__)
 
 _Handed = Mapping[str, Any]
-#: Pieces that an engine without ``feed``, which gets them all together, may be sent by one stage, and their bytes.
+#: Pieces that may be kept until all have come, of one request from one stage, and the bytes of all that are kept. Of
+#: these, no request takes more than it leaves to others.
 MOST_COLLECTED: Final = 1 << 16
 MOST_COLLECTED_BYTES: Final = 4 << 30
 
@@ -84,6 +85,7 @@ class _Inflow:
     fetched: _Handed | None = None
     #: All pieces so far, for an engine without ``feed``: it gets them together.
     collected: list[_Handed] = field(default_factory=list)
+    #: Of pieces that are kept here or in the engine until all have come, the bytes.
     collected_bytes: int = 0
 
 
@@ -112,6 +114,7 @@ class Pieces:
         self._end = end
         self._feed = capabilities.feed
         self._wants = capabilities.wants or (lambda _key, _stage: True)
+        self._collects = capabilities.collects or (lambda _key: self._feed is None)
         self._outflows: dict[str, _Outflow] = {}
         #: By request, then by stage.
         self._inflows: dict[str, dict[int, _Inflow]] = {}
@@ -206,13 +209,27 @@ class Pieces:
                 break
             piece, flow.fetched = flow.fetched, None
             flow.queued.popleft()
+            if self._collects(key):
+                self._count(flow, fed)
             if self._feed is not None:
                 self._feed(key, flow.from_stage, piece, fed.is_last)
             elif piece is not None:
-                _collect(flow, piece, fed)
+                flow.collected.append(piece)
             if piece is not None:
                 last = flow.last_fed = fed.number
         return last
+
+    def _count(self, flow: _Inflow, fed: PieceArrived) -> None:
+        """Count a piece that is kept until all have come. Raise PayloadError for more than may be."""
+        if fed.payload is None:
+            return
+        inline = fed.payload.metadata.get("inline")
+        flow.collected_bytes += max(fed.payload.size_bytes, len(inline) if isinstance(inline, bytes) else 0)
+        own = sum(each.collected_bytes for each in self._inflows[flow.work.key].values())
+        of_all = sum(each.collected_bytes for flows in self._inflows.values() for each in flows.values())
+        if fed.number >= MOST_COLLECTED or own + of_all > MOST_COLLECTED_BYTES:
+            told = f"{fed.number + 1} pieces of stage {flow.from_stage}, of {flow.collected_bytes} bytes"
+            raise PayloadError(f"{told}, are more than this engine, which takes them together, can be given now")
 
     def _is_wanted(self, flow: _Inflow) -> bool:
         return self._feed is None or self._wants(flow.work.key, flow.from_stage)
@@ -315,14 +332,3 @@ def _content(result: HandOffs | Exception, flow: _Inflow) -> _Handed:
     if isinstance(result, Exception):
         raise result
     return result[""][flow.from_stage]
-
-
-def _collect(flow: _Inflow, piece: _Handed, fed: PieceArrived) -> None:
-    """Keep a piece until all have come. Raise PayloadError where that would be more than one request may have."""
-    flow.collected.append(piece)
-    if fed.payload is not None:
-        inline = fed.payload.metadata.get("inline")
-        flow.collected_bytes += max(fed.payload.size_bytes, len(inline) if isinstance(inline, bytes) else 0)
-    if len(flow.collected) > MOST_COLLECTED or flow.collected_bytes > MOST_COLLECTED_BYTES:
-        told = f"{len(flow.collected)} pieces of stage {flow.from_stage}, of {flow.collected_bytes} bytes"
-        raise PayloadError(f"{told}, are more than this engine, which takes them together, can be given")

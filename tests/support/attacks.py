@@ -471,6 +471,10 @@ ATTACKS: Final = (
     Attack("Z74", "hundreds of sounds of one client for the threads that encode them", "the clients have turns"),
     Attack("Z75", "hand-offs of a quarter of the memory, several at once by one producer", "one at a time"),
     Attack("Z76", "other marks of speech in a hand-off, beside others' requests at a talker", "its own sound alone"),
+    Attack("Z77", "segments of thousands of empty lists, kept until something is shown", "4 MiB of memory"),
+    Attack("Z78", "16 384 prompts for vLLM's /v1/completions/render in one request", "sixteen at most"),
+    Attack("Z79", "conversations of thousands of parts, read again by 26 bytes in many sessions", "in turns"),
+    Attack("Z80", "pieces of megabytes by references of 300 characters, whose last one never comes", "a bound for all"),
 )
 
 #: Rows without a test, and why.

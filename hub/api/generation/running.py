@@ -40,8 +40,9 @@ from hub.api.generation.resumption import (
 )
 from hub.api.generation.timings import server_timing
 from hub.api.held_headers import headers_latest_s
-from hub.api.long_bodies import long_body, memory_of
+from hub.api.long_bodies import long_body
 from hub.api.protocols import cut_answer, piece_writer_of
+from hub.json_memory import memory_of
 from hub.orchestrator.tracing import trace_headers
 from omni_discovery.errors import InvalidRequestError, OmniError, RequestError
 from omni_discovery.text import MAX_LABEL, is_label

@@ -26,7 +26,7 @@ from hub.api.errors import NotServedError, UnauthorizedError, describe, error_re
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
-from hub.api.long_bodies import long_body
+from hub.api.long_bodies import LONG_BYTES, long_body
 from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import memory_of, read_samples
@@ -50,7 +50,7 @@ from hub.api.realtime.schema import BufferAppend, ItemCreate, ResponseCreate, Se
 from hub.api.realtime.settings import Abilities
 from hub.api.realtime.tools import tools_missing
 from hub.orchestrator.tracing import trace_headers
-from omni_discovery.errors import InputTimeoutError, OmniError, RequestError
+from omni_discovery.errors import InputTimeoutError, OmniError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -301,6 +301,8 @@ class _Connection:
         if is_asked:
             # Also one that fails has the conversation read.
             await self._pause()
+        if isinstance(event, ResponseCreate | SoundsEncoded) and not await self._may_read(event):
+            return 0
         for action in self._machine.handle(event, time.monotonic()):
             match action:
                 case SendEvent():
@@ -318,6 +320,15 @@ class _Connection:
                 case EndResponse():
                     self._end_response()
         return shown_bytes
+
+    async def _may_read(self, event: ResponseCreate | SoundsEncoded) -> bool:
+        """Wait for the turn to have all of the conversation read, which a few bytes ask for; False: it is refused."""
+        try:
+            await long_body(self._websocket.scope, LONG_BYTES)
+        except OverloadedError as error:
+            self._put(EventFailed(error, getattr(event, "event_id", None)))
+            return False
+        return True
 
     async def _pause(self) -> None:
         """Wait until a response may be asked for."""

@@ -113,6 +113,8 @@ class Store:
         #: Oldest first.
         self._kept: dict[Edge, Kept] = {}
         self._by_generation: dict[bytes, Kept] = {}
+        #: By each name that ``cleanup`` may be given for them.
+        self._by_name: dict[str, dict[Edge, None]] = {}
         #: Count and bytes of what is stored or being written.
         self._count = 0
         self._bytes = 0
@@ -164,6 +166,8 @@ class Store:
                     raise EdgeFullError("the connector is closed")
                 before = self._pop(edge)
                 self._kept[edge] = self._by_generation[generation] = kept
+                for name in _names_of(edge[2]):
+                    self._by_name.setdefault(name, {})[edge] = None
         except BaseException:
             if segment is not None:
                 segment.drop()
@@ -177,7 +181,7 @@ class Store:
     def cleanup(self, request_id: str) -> None:
         """Drop the hand-offs under a request's id, or under a key that begins or ends with it and an underscore."""
         with self._lock:
-            found = [self._pop(edge) for edge in list(self._kept) if _belongs(edge[2], request_id)]
+            found = [self._pop(edge) for edge in list(self._by_name.get(request_id, ()))]
         self._drop(*found)
 
     def drop_edge(self, edge: Edge) -> None:
@@ -364,6 +368,11 @@ class Store:
         kept = self._kept.pop(edge, None)
         if kept is not None:
             del self._by_generation[kept.generation]
+            for name in _names_of(edge[2]):
+                edges = self._by_name[name]
+                del edges[edge]
+                if not edges:
+                    del self._by_name[name]
             self._count -= 1
             self._bytes -= kept.size_bytes
         return kept
@@ -380,5 +389,7 @@ def _shown(size_bytes: int) -> str:
     return f"{size_bytes / _KIB ** ('B', 'KiB', 'MiB', 'GiB').index(unit):.4g} {unit}"
 
 
-def _belongs(key: str, request_id: str) -> bool:
-    return key == request_id or key.startswith(f"{request_id}_") or key.endswith(f"_{request_id}")
+def _names_of(key: str) -> set[str]:
+    """A key itself, and each beginning and end of it that an underscore parts from the rest."""
+    parted = [at for at, sign in enumerate(key) if sign == "_"]
+    return {key, *(key[:at] for at in parted), *(key[at + 1 :] for at in parted)}

@@ -245,6 +245,10 @@ class TorchEngine:
         task = self._running.get(key) or self._waiting.get(key)
         return task is None or task.live is None or task.live.wants
 
+    def collects(self, key: str) -> bool:
+        """See PieceEngine."""
+        return key in self._collected
+
     def update(self, request: StageRequest) -> None:
         """See SegmentEngine. Each segment is a call of its own."""
         self.add(request)

@@ -119,6 +119,10 @@ class VllmEngine(LlmStage):
         elif not self._read_aside(request, params, lora):
             self._start_request(request, params, lora)
 
+    def collects(self, key: str) -> bool:
+        """See PieceEngine."""
+        return key in self._partial
+
     def feed(self, key: str, from_stage: int, piece: Mapping[str, Any] | None, is_last: bool) -> None:
         """See PieceEngine."""
         partial = self._partial.get(key)

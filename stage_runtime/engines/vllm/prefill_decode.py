@@ -59,16 +59,29 @@ _MOST_BLOCK: Final = 1 << 31
 _SIDES: Final = {"do_remote_prefill": True, "do_remote_decode": False}
 _BLOCKS: Final = "remote_block_ids"
 _EXPIRY: Final = "remote_blocks_expiry_time"
-#: Kinds of vLLM's caches that keep a whole prompt.
-_WHOLE: Final = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """A group of a decode replica's KV cache: tokens in a block, and the most blocks that are transferred; 0: all.
+
+    A window's are those of its tokens, a state has one.
+    """
+
+    block: int
+    most: int = 0
+
+    def blocks_of(self, prompt: int) -> int:
+        """How many blocks a prompt of so many tokens has here."""
+        whole = -(-prompt // self.block)
+        return min(whole, self.most) if self.most else whole
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The KV cache of a decode replica: in how many groups it is, and tokens in a block; 0: not to be told."""
+    """The KV cache of a decode replica, by group; empty: not to be told."""
 
-    groups: int = 0
-    block: int = 0
+    groups: tuple[KvGroup, ...] = ()
     #: Whether blocks are named by group.
     is_grouped: bool = False
 
@@ -216,11 +229,11 @@ class PrefillDecode:
         A prefill whose blocks are larger has fewer, and only vLLM's handshake tells that: its KV is not fetched.
         """
         blocks, prompt = handed["kv_transfer_params"].get(_BLOCKS), len(handed["prompt_token_ids"])
-        if blocks is None or not self._cache.block:
+        if blocks is None:
             return True
-        (row, *more) = [blocks] if _is_flat(blocks) else blocks
-        # Of several groups, some may keep the end of a prompt only.
-        return bool(more) or len(row) * self._cache.block >= prompt
+        rows = [blocks] if _is_flat(blocks) else blocks
+        # As many as there are groups, see ``_check_blocks``.
+        return all(len(row) >= group.blocks_of(prompt) for group, row in zip(self._cache.groups, rows, strict=False))
 
     @staticmethod
     def _give(params: Any, kv_transfer_params: dict[str, Any]) -> None:
@@ -232,15 +245,19 @@ def _cache_of(llm: Any) -> KvCache:
     scheduler = getattr(getattr(llm.engine_core, "engine_core", None), "scheduler", None)
     config = getattr(scheduler, "kv_cache_config", None)
     groups = getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ()
-    kinds = {type(getattr(group, "kv_cache_spec", None)).__name__ for group in groups}
-    # Windows and states keep less than a block for each of a prompt's; with parallel contexts, a block has more tokens.
-    is_whole = (
-        bool(kinds)
-        and kinds <= _WHOLE
-        and getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1) == 1
-    )
-    block = llm.vllm_config.cache_config.block_size if is_whole else 0
-    return KvCache(len(groups), block, hasattr(config, "transfer_groups"))
+    # With parallel contexts, a block has more tokens.
+    contexts = getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1)
+    found = tuple(_group_of(group.kv_cache_spec, contexts) for group in groups)
+    return KvCache(found, hasattr(config, "transfer_groups"))
+
+
+def _group_of(spec: Any, contexts: int) -> KvGroup:
+    kinds = {kind.__name__ for kind in type(spec).__mro__}
+    block = int(spec.block_size) * contexts
+    if "SlidingWindowSpec" in kinds:
+        # A window need not begin with a block: vLLM sends one more.
+        return KvGroup(block, -(-int(spec.sliding_window) // block) + 1)
+    return KvGroup(block, 1 if "MambaSpec" in kinds else 0)
 
 
 def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own: KvCache) -> None:
@@ -282,7 +299,7 @@ def _is_flat(blocks: Any) -> bool:
 
 def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
     """They are in a list for each group of the cache; in older releases of vLLM, in one list."""
-    if isinstance(blocks, list | tuple) and len(blocks) > max(prompt, cache.groups):
+    if isinstance(blocks, list | tuple) and len(blocks) > max(prompt, len(cache.groups)):
         raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")
     rows = [blocks] if _is_flat(blocks) and not cache.is_grouped else blocks
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
@@ -292,5 +309,7 @@ def _check_blocks(blocks: Any, prompt: int, cache: KvCache) -> None:
         raise PayloadError(f"the prefill's remote_block_ids are not those of {prompt} tokens")
     if not all(type(each) is int and 0 <= each < _MOST_BLOCK for row in rows for each in row):
         raise PayloadError("the prefill's remote_block_ids are no lists of whole numbers")
-    if cache.groups and len(rows) != cache.groups:
-        raise PayloadError(f"the prefill's remote_block_ids are of {len(rows)} groups; this cache has {cache.groups}")
+    if cache.groups and len(rows) != len(cache.groups):
+        raise PayloadError(
+            f"the prefill's remote_block_ids are of {len(rows)} groups; this cache has {len(cache.groups)}"
+        )

@@ -20,9 +20,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from hub.api.audio.threads import EncoderThreads
 from hub.api.door.guard import Door, Locks
 from hub.api.door.keys import KeyRing
+from hub.api.long_bodies import LONG_BYTES
+from hub.api.realtime import connection as connection_module
 from hub.api.routes import build_app
 from hub.api.server import HttpServer
 from hub.config import RealtimeBounds
+from omni_discovery.errors import OverloadedError
 from omni_discovery.records.api_key import digest_of
 from omni_discovery.sockets.listen import bind
 from tests.support.hub_fakes import until
@@ -532,6 +535,30 @@ async def test_events_are_read_the_more_slowly_the_more_they_have_shown(hub: Ser
             await hear(connection, "conversation.item.retrieved")
         # A pause for each would be 5 s.
         assert loop.time() - began_s < 4
+
+
+@pytest.mark.attack("Z79")
+async def test_who_has_the_conversation_read_waits_for_a_turn(hub: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """26 bytes have thousands of parts read: one conversation at a time, as a long body is. A turn may be refused."""
+    waited = 0
+
+    async def turn(_scope: Any, size_bytes: int) -> None:
+        nonlocal waited
+        is_long = size_bytes >= LONG_BYTES
+        waited += is_long
+        if is_long and waited == 1:
+            raise OverloadedError("too much waits here to be read", 1.0)
+
+    monkeypatch.setattr(connection_module, "long_body", turn)
+    async with plain(hub) as connection:
+        await connection.send(_message("one two", id="first"))
+        await hear(connection, "conversation.item.done")
+        await connection.send('{"type": "response.create", "event_id": "mine"}')
+        refused = await hear(connection, "error")
+        assert refused["error"]["event_id"] == "mine"
+        await connection.send('{"type": "response.create"}')
+        await hear(connection, "response.done")
+    assert waited == 2
 
 
 @pytest.mark.attack("O4")

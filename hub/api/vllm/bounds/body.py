@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 
 from hub.api.client_quota import client_of
 from hub.api.errors import BodyTooLongError
-from hub.api.long_bodies import WaitingBodies, long_body, memory_of
+from hub.api.long_bodies import WaitingBodies, long_body
 from hub.api.vllm.bounds.fan_out import MAX_IN_ALL
+from hub.json_memory import memory_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
 from omni_discovery.inputs.answer_form import FormBudget, check_answer_form, check_schema
 from omni_discovery.inputs.containers import (
@@ -62,6 +63,9 @@ _PROMPTS: Final = frozenset({"prompt", "messages", "input"})
 #: Fields of messages; and routes whose ``input`` is of them, too.
 _OF_MESSAGES: Final = frozenset({"messages", "system"})
 _ROUTES_OF_ITEMS: Final = frozenset({"/v1/responses", "/v1/responses/render", "/invocations"})
+#: The route whose prompts the server makes into requests one after the other, in one turn of the hub's loop.
+_RENDERED: Final = "/v1/completions/render"
+MAX_RENDERED: Final = 16
 #: Bytes of what is said of each answer, times how many answers there are: the server reads it anew for each, in the
 #: hub's loop, and each request to a replica has it.
 MAX_REPEATED_BYTES: Final = 32 << 20
@@ -406,6 +410,8 @@ class Body:
         most = max(1, MAX_PADDED_TOKENS // max(1, self._most_tokens))
         if self.asked.is_padded and self.asked.texts > most:
             raise InvalidRequestError(f"padding: one request may have {most} texts that are padded; send several")
+        if self._scope.get("path") == _RENDERED and self.asked.texts > MAX_RENDERED:
+            raise InvalidRequestError(f"prompt: one request may have {MAX_RENDERED} prompts rendered; send several")
 
     def enter(self) -> None:
         """Make it the body of the current context's request."""

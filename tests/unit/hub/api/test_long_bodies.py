@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body, memory_of
+from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body
+from hub.json_memory import memory_of
 from omni_discovery.errors import OverloadedError
 
 LONG = 100_000

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hub.json_memory import memory_of
 from hub.request import events as ev
 from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
@@ -342,9 +343,20 @@ def test_where_the_segments_are_not_kept_no_request_begins_anew(stage_id: int) -
 
 
 def test_segments_are_kept_up_to_so_many_bytes() -> None:
-    size = len(msgspec.msgpack.encode({"prompt": "s0"}))
+    size = memory_of(msgspec.json.encode({"prompt": "s0"}))
     assert two_segments(2 * size)._kept is not None
     assert two_segments(2 * size - 1)._kept is None
+
+
+@pytest.mark.attack("Z77")
+def test_segments_of_many_empty_lists_are_kept_no_longer_than_their_memory_allows() -> None:
+    """One takes a byte of a message, and sixty times that in memory."""
+    segments = two_segments(max_kept_bytes=4 << 20)
+    added = 0
+    while segments._kept is not None:
+        segments.add({"messages": [{"role": "user", "content": "a", "x": [[] for _ in range(5300)]}]})
+        added += 1
+    assert added == 4
 
 
 def test_each_stage_tells_which_segment_it_works_on() -> None:

@@ -45,6 +45,13 @@ def test_a_hand_off_may_not_be_larger_than_its_reference_says() -> None:
         fetch({"data_size": 1001})
 
 
+@pytest.mark.attack("Z80")
+def test_what_was_read_may_not_be_larger_either() -> None:
+    """In shared memory nothing but the file says how large it is."""
+    with pytest.raises(PayloadError, match="has 1 bytes; announced were 0"):
+        fetch({}, size_bytes=0)
+
+
 @pytest.mark.attack("A19")
 def test_metadata_hide_no_others_under_the_key() -> None:
     """A connector would take those below the key in place of those that were checked."""

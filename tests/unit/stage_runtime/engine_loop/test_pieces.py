@@ -11,6 +11,7 @@ import pytest
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.wire import FailureKind, PayloadRef
 from stage_runtime.connectors.shm.connector import SharedMemoryConnector
+from stage_runtime.engine_loop import pieces as pieces_module
 from stage_runtime.engine_loop.jobs import (
     Cancel,
     Finished,
@@ -304,6 +305,32 @@ def test_an_engine_that_takes_no_pieces_gets_them_when_all_are_there(tmp_path: P
     request = bench.engine.requests["a"]
     assert request.payloads == {0: {"pieces": [{"n": 0}, {"n": 1}, {"n": 2}]}}
     assert request.stream_from == ()
+
+
+class CollectingEngine(PieceEngine):
+    """Keeps all pieces, as one does whose calls begin with the last."""
+
+    def collects(self, key: str) -> bool:
+        return key == "a"
+
+
+@pytest.mark.attack("Z80")
+@pytest.mark.parametrize("engine", [ScriptedEngine, CollectingEngine], ids=["no_feed", "collects"])
+def test_pieces_that_are_kept_until_the_last_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[ScriptedEngine]
+) -> None:
+    """A request may take no more than it leaves to others; what is used up piece by piece counts for nothing."""
+    monkeypatch.setattr(pieces_module, "MOST_COLLECTED_BYTES", 10_000)
+    large = {"n": 0, "x": bytes(2_000)}
+    bench = Bench(tmp_path, engine())
+    bench.do(work(stream_from=(0,)))
+    assert bench.do(bench.fed(0, large), bench.fed(1, large)) == [TookPiece("a", 0, 0), TookPiece("a", 0, 1)]
+    (end,) = bench.do(bench.fed(2, large))
+    assert isinstance(end, RequestFailed)
+    assert "are more than this engine, which takes them together" in end.reason
+    live = Bench(tmp_path, PieceEngine())
+    live.do(work(stream_from=(0,)))
+    assert live.do(*(live.fed(number, large) for number in range(9)))[-1] == TookPiece("a", 0, 8)
 
 
 @pytest.mark.parametrize("late", [False, True])

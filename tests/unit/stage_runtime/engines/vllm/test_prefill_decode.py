@@ -19,7 +19,7 @@ from omni_discovery.wire import Resume
 from stage_runtime.config import PayloadError
 from stage_runtime.connectors.serialization import deserialize, serialize
 from stage_runtime.engines.base import StageRequest
-from stage_runtime.engines.vllm.prefill_decode import KvCache, PrefillDecode
+from stage_runtime.engines.vllm.prefill_decode import KvCache, KvGroup, PrefillDecode, _cache_of
 from tests.support.request_walk import PAIR, Walk, done, heard
 
 NIXL_SAID = {
@@ -170,7 +170,7 @@ def test_a_hand_off_that_no_prefill_made_fails_the_request(handed: Any) -> None:
 def test_what_the_connectors_would_trip_over_fails_the_request_alone(wrong: dict[str, Any]) -> None:
     """They assert it in the step of the engine, which then ends with every request in it."""
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._cache = KvCache(groups=1, block=1, is_grouped=True)
+    decode._cache = KvCache((KvGroup(1),), is_grouped=True)
     decode.prepare(decode_request(handed), sampling())
     handed["kv_transfer_params"] |= wrong
     with pytest.raises(PayloadError, match=r"the prefill's (kv_transfer_params|remote_block_ids)"):
@@ -191,7 +191,7 @@ def test_pushed_kv_needs_the_size_that_vllm_reads_in_its_step(tp_size: Any) -> N
 
 def test_blocks_may_be_in_one_list_and_newer_releases_may_say_more() -> None:
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._cache = KvCache(groups=1, block=1)
+    decode._cache = KvCache((KvGroup(1),))
     handed["kv_transfer_params"] |= {"remote_block_ids": [3, 4, 5], "what_is_new": "yes", "tp_size": None}
     params = sampling()
     decode.prepare(decode_request(handed), params)
@@ -206,13 +206,50 @@ def test_of_too_few_blocks_none_is_fetched_and_the_prompt_is_read(
     blocks: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._cache = KvCache(groups=1, block=1)
+    decode._cache = KvCache((KvGroup(1),))
     handed["kv_transfer_params"] |= {"remote_block_ids": blocks, "remote_block_size": 1 << 20}
     params = sampling()
     decode.prepare(decode_request(handed), params)
     assert params.extra_args is None
     assert decode.prompt_of(decode_request(handed)) == [5, 6, 7]
     assert "engine.kv_not_fetched" in caplog.text
+
+
+@pytest.mark.attack("Z43")
+@pytest.mark.parametrize(
+    ("rows", "is_fetched"),
+    [
+        ([[1, 2, 3], [7, 8], [9]], True),
+        ([[1, 2, 3, 4], [6, 7, 8], [9]], True),
+        ([[1, 2], [7, 8], [9]], False),
+        ([[1, 2, 3], [8], [9]], False),
+        ([[1, 2, 3], [7, 8], []], False),
+    ],
+    ids=str,
+)
+def test_of_a_cache_in_groups_each_has_its_blocks(rows: Any, *, is_fetched: bool) -> None:
+    """Nine tokens: a cache of all of them, one of the last four, and one of a state."""
+    decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
+    decode._cache = KvCache((KvGroup(4), KvGroup(4, 2), KvGroup(16, 1)), is_grouped=True)
+    handed["prompt_token_ids"] = list(range(9))
+    handed["kv_transfer_params"] |= {"remote_block_ids": rows}
+    params = sampling()
+    decode.prepare(decode_request(handed), params)
+    assert (params.extra_args is not None) == is_fetched
+
+
+def test_the_groups_of_a_cache_are_what_vllm_sends_of_them() -> None:
+    kinds = [
+        ("FullAttentionSpec", {"block_size": 16}),
+        ("SlidingWindowSpec", {"block_size": 16, "sliding_window": 40}),
+        ("MambaSpec", {"block_size": 64}),
+    ]
+    specs = [type(name, (SimpleNamespace,), {})(**fields) for name, fields in kinds]
+    config = SimpleNamespace(transfer_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=config)))
+    parallel = SimpleNamespace(decode_context_parallel_size=2)
+    llm = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel))
+    assert _cache_of(llm) == KvCache((KvGroup(32), KvGroup(32, 3), KvGroup(128, 1)), is_grouped=True)
 
 
 def test_mooncake_is_told_the_replica_s_address_and_the_transfer() -> None:

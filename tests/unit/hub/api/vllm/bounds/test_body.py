@@ -336,6 +336,19 @@ async def test_texts_that_are_padded_have_a_bound_of_tokens() -> None:
             body.check(json.dumps({"input": ["a"] * texts, "padding": "max_length"}).encode())
 
 
+@pytest.mark.attack("Z78")
+def test_few_prompts_are_rendered_at_once() -> None:
+    """The server makes a request of each, in one turn of the hub's loop."""
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    asked = json.dumps({"prompt": [[5]] * 17}).encode()
+    Body({"type": "http", "headers": [], "path": "/v1/completions"}, receive).check(asked)
+    with pytest.raises(InvalidRequestError, match="may have 16 prompts rendered"):
+        Body({"type": "http", "headers": [], "path": "/v1/completions/render"}, receive).check(asked)
+
+
 @pytest.mark.attack("Z29")
 def test_values_of_nested_parameters_are_few() -> None:
     with pytest.raises(InvalidRequestError, match="stop_token_ids: more than 4096 values"):
