@@ -475,6 +475,9 @@ ATTACKS: Final = (
     Attack("Z78", "16 384 prompts for vLLM's /v1/completions/render in one request", "sixteen at most"),
     Attack("Z79", "conversations of thousands of parts, read again by 26 bytes in many sessions", "in turns"),
     Attack("Z80", "pieces of megabytes by references of 300 characters, whose last one never comes", "a bound for all"),
+    Attack("Z81", "60 000 full stops in a row to be spoken, then a thousand pieces of one", "1024 in a row"),
+    Attack("Z82", "WebSockets of vLLM-Omni's server with a message of 12 bytes each 25 s in every place", "give way"),
+    Attack("Z83", "an answer to go on with, of tokens that the model has no row for", "not gone on with"),
 )
 
 #: Rows without a test, and why.

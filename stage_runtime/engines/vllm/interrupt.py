@@ -50,6 +50,9 @@ def take_over(answer: Answer, model: Model) -> EngineOutput | None:
         raise vllm_resume.refusal("prompt_embeds")
     if len(answer.prompt) + len(resume.token_ids) > model.max_model_len:
         raise vllm_resume.refusal("other prompt")
+    # vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
+    if resume.token_ids and not 0 <= min(resume.token_ids) <= max(resume.token_ids) < model.vocab_size:
+        raise vllm_resume.refusal("other text")
     answer.token_ids += resume.token_ids
     answer.texts.append(resume.text)
     ended = vllm_resume.end_of(resume.token_ids, len(answer.prompt), params, model)

@@ -14,7 +14,7 @@ import msgspec
 
 from omni_discovery.errors import InvalidRequestError
 from stage_runtime.engines.handoffs import check_sound
-from stage_runtime.engines.vllm_omni.handoff import check_count, check_parts
+from stage_runtime.engines.vllm_omni.handoff import MOST_IDS, check_count, check_parts
 
 #: By the model type of vLLM-Omni's pipeline: models in which a thinker's hidden states are spoken by a talker.
 OMNI: Final = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -60,6 +60,8 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
     turns: Turns | None = None
     #: The voices that a request may ask for; the first is the usual one.
     voices: tuple[str, ...]
+    #: How many hidden states a thinker can have made for one request.
+    most: int = MOST_IDS
 
     def check_prompt(self, token_ids: Sequence[int]) -> None:
         """Raise InvalidRequestError for a prompt whose answer can't be spoken."""
@@ -150,6 +152,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         raise InvalidRequestError(f"the hand-off's {name} must be token ids in a list, below {self.vocabulary}")
 
     def _check_mark(self, value: Any, name: str) -> None:
+        check_count(value, name, self.most)
         shape = tuple(getattr(value, "shape", ()))
         if not _is_floats(value) or len(shape) != _DIMENSIONS + 1 or not shape[0] or shape[1:] != (1, self.hidden_size):
             raise InvalidRequestError(
@@ -160,6 +163,7 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
 
     def _rows(self, value: Any, name: str, *, least: int) -> int:
         """How many hidden states a tensor holds. Raise InvalidRequestError if it is none, or has too few."""
+        check_count(value, name, self.most)
         shape = tuple(getattr(value, "shape", ()))
         is_table = _is_floats(value) and len(shape) == _DIMENSIONS
         if not is_table or shape[-1] != self.hidden_size or shape[0] < least:
@@ -170,6 +174,8 @@ class Talker(msgspec.Struct, frozen=True, kw_only=True):
         return int(shape[0])
 
 
+#: By how much a model's context may be longer than its config says.
+_STRETCHED: Final = 4
 #: Of a table of hidden states.
 _DIMENSIONS: Final = 2
 #: The marks of speech, one for each step of the thinker, all the same; and how the names of shapes end.
@@ -210,13 +216,15 @@ def talker_of(kind: str, hf_config: Any) -> Talker | None:
         return None
     text = hf_config.thinker_config.text_config
     hidden_size, vocabulary = int(text.hidden_size), int(text.vocab_size)
+    # Positions may be stretched.
+    most = _STRETCHED * int(text.max_position_embeddings)
     if kind == "qwen2_5_omni":
         # vLLM-Omni sets its voice once for the whole process.
-        return Talker(hidden_size=hidden_size, vocabulary=vocabulary, voices=("Chelsie",))
+        return Talker(hidden_size=hidden_size, vocabulary=vocabulary, voices=("Chelsie",), most=most)
     turns = Turns(
         begin=int(hf_config.im_start_token_id),
         roles=tuple(int(getattr(hf_config, f"{role}_token_id")) for role in ("system", "user", "assistant")),
         assistant=int(hf_config.assistant_token_id),
     )
     voices = tuple(getattr(hf_config.talker_config, "speaker_id", None) or ("default",))
-    return Talker(hidden_size=hidden_size, vocabulary=vocabulary, turns=turns, voices=voices)
+    return Talker(hidden_size=hidden_size, vocabulary=vocabulary, turns=turns, voices=voices, most=most)

@@ -19,10 +19,10 @@ MAX_SPOKEN = 64 << 10
 class Socket:
     """One whose client sends these frames."""
 
-    def __init__(self, *frames: str) -> None:
+    def __init__(self, *frames: str, scope: dict[str, Any] | None = None) -> None:
         self._frames = list(frames)
         self.sent: list[Any] = []
-        self.scope: dict[str, Any] = {"type": "websocket", "path": "/", "headers": []}
+        self.scope: dict[str, Any] = {"type": "websocket", "path": "/", "headers": [], **(scope or {})}
         from hub.api.vllm.omni.answers import _CheckedFrames
 
         self._checked = _CheckedFrames(self.scope, self._receive, self._send)
@@ -50,7 +50,7 @@ DONE = json.dumps({"type": "input.done"})
 
 
 @pytest.mark.attack("Z8")
-@pytest.mark.parametrize("text", ["." * 1000, "\N{GRINNING FACE}" * 80])
+@pytest.mark.parametrize("text", ["a." * 500, "\N{GRINNING FACE}" * 80])
 async def test_a_text_that_never_ends_ends_its_connection(text: str) -> None:
     frame = piece(text)
     most = MAX_SPOKEN // (len(text) + 4)
@@ -59,6 +59,34 @@ async def test_a_text_that_never_ends_ends_its_connection(text: str) -> None:
     (closed,) = socket.sent
     assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
     assert str(MAX_SPOKEN) in closed["reason"]
+
+
+@pytest.mark.attack("Z81")
+async def test_marks_in_a_row_have_a_bound() -> None:
+    """vLLM-Omni's server goes through all of them with each piece, where it speaks sentence by sentence."""
+    socket = Socket(CONFIG, piece("a" + "." * 1000), piece(""), piece("." * 24), piece("?"), DONE)
+    assert await socket.passed() == 4
+    assert "1024 marks" in socket.sent[0]["reason"]
+    parted = Socket(CONFIG, *[piece("." * 1000 + " "), piece("word" + "." * 1000), piece("a"), DONE] * 9)
+    assert await parted.passed() == 37
+
+
+@pytest.mark.attack("Z82")
+async def test_a_socket_waits_for_its_client_between_two_frames() -> None:
+    """It is then one of those that give way; not while it speaks, and what it sends makes the wait begin anew."""
+    noted: list[bool] = []
+    socket = Socket(CONFIG, DONE, scope={"omni.input_wait": noted.append})
+    assert await socket.passed(1) == 1
+    await socket._checked.send({"type": "websocket.send", "bytes": b"sound"})
+    assert noted == [True, False]
+
+    async def speaks() -> Any:
+        await socket._checked.send({"type": "websocket.send", "bytes": b"sound"})
+        return {"type": "websocket.disconnect"}
+
+    socket._checked._receive = speaks
+    await socket._checked.receive()
+    assert noted == [True, False, True, False, True, False]
 
 
 async def test_one_text_after_the_other_may_be_as_long_as_one() -> None:

@@ -7,7 +7,9 @@ out.
 
 from __future__ import annotations
 
+import itertools
 import json
+import unicodedata
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +18,7 @@ from starlette.datastructures import MutableHeaders
 from hub.api.door.guard import still_opens
 from hub.api.errors import NotServedError, UnauthorizedError, error_response
 from hub.api.generation.running import stale_header
+from hub.api.protocols import input_wait_of
 from hub.api.vllm.bounds import fan_out, texts
 from hub.api.vllm.bounds.body import Body, check_body, checked_aside
 from hub.api.vllm.omni.errors import AnswerOutcome, begin_outcome
@@ -54,7 +57,8 @@ class HubAnswers:
         if reason := refusal_of_path(scope.get("method", "GET"), path, pipeline.outputs, reads_tokens=reads_tokens):
             await _refuse(NotServedError(f"{path}: {reason}"), scope, receive, send)
         elif scope["type"] == "websocket":
-            await self._app(scope, _CheckedFrames(scope, receive, send).receive, send)
+            frames = _CheckedFrames(scope, receive, send)
+            await self._app(scope, frames.receive, frames.send)
         else:
             await self._serve(outcome, self._body(outcome, path, scope, receive), asked, scope, send)
 
@@ -132,6 +136,8 @@ class _ChatBody(Body):
 #: keeps all of them until the text's end, and may go through them again with each.
 MAX_SPOKEN: Final = 64 << 10
 _PIECE_CHARACTERS: Final = 4
+#: Marks of punctuation in a row at the end of what has come of it: the server goes through them again with each piece.
+MAX_MARKS: Final = 1024
 _PIECE: Final = "input.text"
 _END: Final = "input.done"
 
@@ -145,12 +151,28 @@ class _CheckedFrames:
         self._scope = scope
         self._receive = receive
         self._send = send
-        #: What has come of the text that is being sent.
-        self._spoken = 0
+        #: What has come of the text that is being sent, and how many marks of punctuation it ends with.
+        self._spoken = self._marks = 0
+        self._input_wait = input_wait_of(scope) or (lambda _waits: None)
+        #: Whether the server waits for the client.
+        self._is_waiting = False
+
+    async def send(self, message: Message) -> None:
+        """See ASGI. What the server sends while it waits for the client makes that wait begin anew."""
+        await self._send(message)
+        if self._is_waiting:
+            self._input_wait(False)
+            self._input_wait(True)
 
     async def receive(self) -> Message:
         """See ASGI."""
-        message = await self._receive()
+        self._is_waiting = True
+        self._input_wait(True)
+        try:
+            message = await self._receive()
+        finally:
+            self._is_waiting = False
+            self._input_wait(False)
         if message["type"] != "websocket.receive" or not (refused := await self._refusal(message.get("text"))):
             return message
         # A reason is at most 123 bytes.
@@ -173,12 +195,22 @@ class _CheckedFrames:
         return refusal_of_request(asked) or self._refusal_of_length(asked)
 
     def _refusal_of_length(self, asked: Mapping[str, Any]) -> str:
-        kind, text = asked.get("type"), asked.get("text")
+        kind, given = asked.get("type"), asked.get("text")
+        text = given if isinstance(given, str) else ""
         if kind == _END:
-            self._spoken = 0
+            self._spoken = self._marks = 0
         elif kind == _PIECE:
-            self._spoken += _PIECE_CHARACTERS + (len(text) if isinstance(text, str) else 0)
+            self._spoken += _PIECE_CHARACTERS + len(text)
+            if self._spoken <= MAX_SPOKEN:
+                marks = sum(1 for _ in itertools.takewhile(_is_mark, reversed(text)))
+                self._marks = marks + (self._marks if marks == len(text) else 0)
+        if self._marks > MAX_MARKS:
+            return f"one text to be spoken may have {MAX_MARKS} marks of punctuation in a row"
         return f"one text to be spoken may have {MAX_SPOKEN} characters" if self._spoken > MAX_SPOKEN else ""
+
+
+def _is_mark(sign: str) -> bool:
+    return unicodedata.category(sign).startswith("P")
 
 
 class _HeldAnswer:

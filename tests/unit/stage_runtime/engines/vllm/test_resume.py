@@ -91,3 +91,13 @@ def test_no_more_is_gone_on_with_than_the_model_takes() -> None:
     with pytest.raises(NotResumableError, match="other prompt"):
         take_over(answer, model)
     assert answer.token_ids == []
+
+
+@pytest.mark.attack("Z83")
+@pytest.mark.parametrize("token_id", [-1, 640, 1 << 40])
+def test_no_answer_is_gone_on_with_that_has_tokens_of_no_model(token_id: int) -> None:
+    """A tokenizer may know them; the model would read beyond its table, in the step of all requests."""
+    model = Model(SimpleNamespace(encode=lambda *_, **__: [1]), 128, 640, frozenset(), dtype=torch.float32)
+    request: Any = StageRequest("k", "r", resume=Resume(token_ids=(97, token_id), text="ax"))
+    with pytest.raises(NotResumableError, match="other text"):
+        take_over(Answer(request, Prompt([1, 2, 3]), sampling_params({}), None), model)

@@ -14,8 +14,8 @@ from stage_runtime.engines.vllm_omni.talker import Talker, Turns, talker_of
 BEGIN, SYSTEM, USER, ASSISTANT, WORD = 100, 1, 2, 3, 50
 TURNS = Turns(begin=BEGIN, roles=(SYSTEM, USER, ASSISTANT), assistant=ASSISTANT)
 CHAT = [BEGIN, SYSTEM, WORD, BEGIN, USER, WORD, BEGIN, ASSISTANT, WORD]
-OF_3 = Talker(hidden_size=8, vocabulary=200, turns=TURNS, voices=("ethan", "Chelsie"))
-OF_2_5 = Talker(hidden_size=8, vocabulary=200, voices=("Chelsie",))
+OF_3 = Talker(hidden_size=8, vocabulary=200, turns=TURNS, voices=("ethan", "Chelsie"), most=1024)
+OF_2_5 = Talker(hidden_size=8, vocabulary=200, voices=("Chelsie",), most=1024)
 
 
 def test_a_chat_ends_with_the_assistants_turn() -> None:
@@ -139,7 +139,7 @@ def test_a_later_piece_of_another_size_is_refused() -> None:
 
 
 def test_a_model_says_what_its_talker_takes() -> None:
-    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=8, vocab_size=200))
+    thinker = SimpleNamespace(text_config=SimpleNamespace(hidden_size=8, vocab_size=200, max_position_embeddings=256))
     ids = {"im_start_token_id": BEGIN, "system_token_id": 1, "user_token_id": 2, "assistant_token_id": 3}
     voices = SimpleNamespace(speaker_id={"ethan": 1, "Chelsie": 2})
     assert talker_of("qwen3_omni_moe", SimpleNamespace(thinker_config=thinker, talker_config=voices, **ids)) == OF_3
@@ -152,6 +152,13 @@ def test_ids_without_end_are_refused_before_any_is_looked_at() -> None:
     endless = torch.ones(1, dtype=torch.int8).expand(1 << 34)
     with pytest.raises(InvalidRequestError, match=r"ids\.prompt are 17179869184 numbers"):
         OF_3.check({"ids": {"prompt": endless}}, is_first=True)
+    for part, name, shape in (
+        ("hidden_states", "output", (1025, 8)),
+        ("embed", "decode", (1025, 8)),
+        ("embed", "tts_pad", (1025, 1, 8)),
+    ):
+        with pytest.raises(InvalidRequestError, match=f"{name} are 1025 numbers; at most 1024"):
+            OF_3.check({part: {name: torch.full((1, 1), float("nan")).expand(*shape)}}, is_first=False)
 
 
 @pytest.mark.attack("Z58")
