@@ -28,7 +28,7 @@ from hub.orchestrator.admission import Admission, RequestParts
 from hub.orchestrator.deploy_versions import DeployVersions
 from hub.orchestrator.orchestrator import Orchestrator
 from hub.orchestrator.rejection_log import RejectionLog, log_revocation
-from hub.output_queue import Delivery, OutputQueue
+from hub.output_queue import Delivery, OutputQueue, Unread
 from hub.pool.stage_pool import PoolOptions, StageStatus
 from hub.pool.versions import make_pools
 from hub.receipts.book import ReceiptBook
@@ -186,6 +186,7 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         self.is_traced = tracing is not None
         #: The output queue of each request in flight, by its id inside the hub.
         self._queues: dict[str, OutputQueue] = {}
+        self._unread = Unread(self._config.max_unread_bytes)
         #: The id inside the hub of each request in flight, by the client's id.
         self._inner_ids: dict[str, str] = {}
         keeps = self._config.receipts > 0
@@ -455,7 +456,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
                 self._ask(AbortRequest(inner_id))
 
     def _forget_queue(self, shown_id: str, inner_id: str) -> None:
-        self._queues.pop(inner_id, None)
+        queue = self._queues.pop(inner_id, None)
+        if queue is not None:
+            queue.forget()
         # Another request may have the client's name by now.
         if self._inner_ids.get(shown_id) == inner_id:
             del self._inner_ids[shown_id]
@@ -559,7 +562,9 @@ class AsyncOmni(EngineProtocol, CollectiveCalls):
         """Give an admitted request to the orchestrator. Raise OverloadedError if too much waits for it."""
         bounds = self._config.max_queued_outputs, self._config.max_queued_bytes
         try:
-            queue = OutputQueue(*bounds, partial(orchestrator.set_backpressure, request.request_id), taker)
+            queue = OutputQueue(
+                *bounds, partial(orchestrator.set_backpressure, request.request_id), taker, self._unread
+            )
             orchestrator.request_async_queue.put_nowait(request)
         except BaseException as error:
             # From here on the orchestrator would give its place back.

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
+#: Where too much waits for all clients, one is behind from here on.
+_CROWDED_BYTES: Final = 1 << 20
 _TOO_SLOW: Final = "the client reads too slowly: its outputs filled the hub's bound"
 
 
@@ -31,23 +33,43 @@ class Watermarks:
 
     def __init__(self, max_outputs: int, max_bytes: int) -> None:
         self.high_outputs, self._high_bytes = max(1, max_outputs // 2), max(1, max_bytes // 2)
-        self._low_outputs, self._low_bytes = self.high_outputs // 2, self._high_bytes // 2
+        self._low_outputs = self.high_outputs // 2
         self._is_behind = False
 
-    def crossed(self, outputs: int, size_bytes: int) -> ClientBackpressure | None:
-        """Take the number and size of the outputs that wait now; return an event if a watermark was crossed."""
+    def crossed(self, outputs: int, size_bytes: int, *, is_crowded: bool = False) -> ClientBackpressure | None:
+        """Take the number and size of the outputs that wait now; return an event if a watermark was crossed.
+
+        ``is_crowded``: too much waits for all clients together.
+        """
+        high_bytes = min(self._high_bytes, _CROWDED_BYTES) if is_crowded else self._high_bytes
         if self._is_behind:
-            is_behind = outputs > self._low_outputs or size_bytes > self._low_bytes
+            is_behind = outputs > self._low_outputs or size_bytes > high_bytes // 2
         else:
-            is_behind = outputs >= self.high_outputs or size_bytes >= self._high_bytes
+            is_behind = outputs >= self.high_outputs or size_bytes >= high_bytes
         if is_behind == self._is_behind:
             return None
         self._is_behind = is_behind
         return ClientBackpressure(is_behind)
 
 
+class Unread:
+    """What waits for all clients of a hub, in bytes, of which ``most_bytes`` are not too much."""
+
+    def __init__(self, most_bytes: float = inf) -> None:
+        self.size_bytes = 0
+        self._most_bytes = most_bytes
+
+    def __repr__(self) -> str:
+        return f"Unread({self.size_bytes} bytes)"
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether each client is to have less wait."""
+        return self.size_bytes > self._most_bytes
+
+
 class OutputQueue:
-    """The outputs of one request that its client has not read.
+    """The outputs of one request that its client has not read, which count among those of ``unread``.
 
     From the high watermark (half of a bound) on, texts are joined: a slow reader gets longer pieces.
     ``on_backpressure`` is called when the reader falls behind and when it has caught up. ``taker`` is offered each
@@ -60,6 +82,7 @@ class OutputQueue:
         max_bytes: int,
         on_backpressure: Callable[[ClientBackpressure], None] = lambda _news: None,
         taker: Callable[[OmniOutput], bool] | None = None,
+        unread: Unread | None = None,
     ) -> None:
         self._max_outputs = max_outputs
         self._max_bytes = max_bytes
@@ -69,6 +92,7 @@ class OutputQueue:
         #: Each output with its size in bytes and the moment when it, or the first of what it was joined of, was put.
         self._outputs: deque[tuple[OmniOutput, int, float]] = deque()
         self._size_bytes = 0
+        self._unread = Unread() if unread is None else unread
         #: Whether no output follows those that wait.
         self.has_ended = False
         self._error: RequestError | None = None
@@ -98,7 +122,7 @@ class OutputQueue:
             return False
         else:
             self._outputs.append((output, size_bytes, time.monotonic()))
-        self._size_bytes += size_bytes
+        self._count(size_bytes)
         self._check_watermarks()
         self._wake()
         return True
@@ -111,10 +135,14 @@ class OutputQueue:
 
     def discard(self, error: RequestError) -> None:
         """Drop what waits, and end with the error whatever the end was to be."""
-        self._outputs.clear()
-        self._size_bytes = 0
+        self.forget()
         self.has_ended, self._error = True, error
         self._wake()
+
+    def forget(self) -> None:
+        """Drop what waits: nobody reads it any more. Idempotent."""
+        self._outputs.clear()
+        self._count(-self._size_bytes)
 
     async def get(self) -> OmniOutput | None:
         """Wait for the next output; None at the end. Raise the request's error after its last output."""
@@ -123,15 +151,22 @@ class OutputQueue:
             await self._waiter
         if self._outputs:
             output, size_bytes, _put_at_s = self._outputs.popleft()
-            self._size_bytes -= size_bytes
+            self._count(-size_bytes)
             self._check_watermarks()
             return output
         if self._error is not None:
             raise self._error
         return None
 
+    def _count(self, more_bytes: int) -> None:
+        self._size_bytes += more_bytes
+        self._unread.size_bytes += more_bytes
+
     def _check_watermarks(self) -> None:
-        backpressure = None if self.has_ended else self._watermarks.crossed(len(self._outputs), self._size_bytes)
+        if self.has_ended:
+            return
+        is_crowded = self._unread.is_too_much
+        backpressure = self._watermarks.crossed(len(self._outputs), self._size_bytes, is_crowded=is_crowded)
         if backpressure is not None:
             self._on_backpressure(backpressure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import ipaddress
 import logging
 import socket
 import sys
@@ -11,11 +12,13 @@ import threading
 import time
 from socketserver import ThreadingMixIn
 from typing import Any, Final
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import LatestSamples, Sample, encode_sample
+from omni_discovery.records.addresses import is_loopback
 from omni_discovery.records.api_key import digest_of
 from omni_discovery.sockets.listen import bind
 
@@ -130,6 +133,27 @@ def _ask_for_token(app: Any, token: str, source: str) -> Any:
     return guarded
 
 
+def _refuse_other_names(app: Any) -> Any:
+    """The application for those only who ask for this machine: a web page can give its own name any address."""
+
+    def guarded(environ: dict[str, Any], start_response: Any) -> Any:
+        # Browsers always say whom they ask.
+        if _is_this_machine(str(environ.get("HTTP_HOST", "localhost"))):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"this port is asked by an address, or as localhost\n"]
+
+    return guarded
+
+
+def _is_this_machine(authority: str) -> bool:
+    try:
+        host = urlsplit(f"//{authority}").hostname or ""
+        return host == "localhost" or host.endswith(".localhost") or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
 class MetricsExporter:
     """Takes the samples of one supervisor and its replicas. ``close`` is idempotent."""
 
@@ -170,6 +194,8 @@ class MetricsExporter:
         if token_file:
             app = _ask_for_token(app, read_secret_file("--metrics-token-file", token_file).strip(), token_file)
 
+        if is_loopback(host):
+            app = _refuse_other_names(app)
         listeners = bind(host, port, "--metrics-port", "--metrics-host")
         for listener in listeners:
             server = _Server(listener, app)

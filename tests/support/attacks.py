@@ -478,6 +478,8 @@ ATTACKS: Final = (
     Attack("Z81", "60 000 full stops in a row to be spoken, then a thousand pieces of one", "1024 in a row"),
     Attack("Z82", "WebSockets of vLLM-Omni's server with a message of 12 bytes each 25 s in every place", "give way"),
     Attack("Z83", "an answer to go on with, of tokens that the model has no row for", "not gone on with"),
+    Attack("Z84", "hundreds of answers of pictures or sound, of which little is read now and then", "a bound for all"),
+    Attack("Z85", "a page whose own name leads to a supervisor's metrics on loopback", "403"),
 )
 
 #: Rows without a test, and why.

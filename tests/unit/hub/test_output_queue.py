@@ -9,7 +9,7 @@ from math import inf
 import pytest
 
 from hub.orchestrator.active import AbortRequest, Ended
-from hub.output_queue import Delivery, OutputQueue, Watermarks
+from hub.output_queue import Delivery, OutputQueue, Unread, Watermarks
 from hub.request.events import ClientBackpressure
 from hub.request.outputs import OmniOutput
 from omni_discovery.errors import OverloadedError, RequestError
@@ -35,6 +35,29 @@ def test_either_bound_makes_it_behind_and_both_must_be_low_again() -> None:
 def test_with_a_bound_of_one_whatever_waits_is_too_much() -> None:
     marks = Watermarks(1, 1)
     assert (marks.crossed(1, 0), marks.crossed(0, 0)) == (BEHIND, CAUGHT_UP)
+
+
+@pytest.mark.attack("Z84")
+async def test_where_too_much_waits_for_all_each_is_behind_sooner() -> None:
+    """1. two leave 3 MiB each, of 4 MiB for all: the second is behind, a third with little is not
+    2. what nobody reads any more counts for nothing
+    """
+    paces: list[list[ClientBackpressure]] = [[], [], []]
+    unread = Unread(4 << 20)
+    queues = [OutputQueue(512, 256 << 20, each.append, unread=unread) for each in paces]
+    piece = OmniOutput("r", 0, "image", data=bytes(1 << 20))
+    for queue in queues[:2]:
+        for _ in range(3):
+            queue.put(piece)
+    queues[2].put(OmniOutput("r", 0, "text", text="word"))
+    assert paces == [[], [BEHIND], []]
+    assert unread.is_too_much
+    queues[0].forget()
+    queues[0].forget()
+    assert unread.size_bytes == (3 << 20) + 4
+    queues[1].discard(RequestError("gone"))
+    assert await queues[2].get() is not None
+    assert unread.size_bytes == 0
 
 
 async def test_a_queue_tells_what_its_reader_does_until_its_request_has_ended() -> None:

@@ -76,6 +76,20 @@ def test_a_token_closes_the_port_to_those_without_it(tmp_path: Path) -> None:
         assert b"omni_build_info" in urllib.request.urlopen(request, timeout=30).read()
 
 
+@pytest.mark.attack("Z85")
+def test_a_page_that_gives_its_own_name_this_address_reads_nothing() -> None:
+    with closing(MetricsExporter()) as exporter:
+        url = exporter.serve("127.0.0.1", 0)
+        for host in ("localhost", "127.0.0.1:80", "[::1]:9", "a.localhost"):
+            request = urllib.request.Request(url, headers={"Host": host})
+            assert b"omni_build_info" in urllib.request.urlopen(request, timeout=30).read()
+        for host in ("a.example", "[", "localhost.a.example:9"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(urllib.request.Request(url, headers={"Host": host}), timeout=30)
+            assert caught.value.code == 403
+            caught.value.close()
+
+
 @pytest.mark.attack("F3")
 @pytest.mark.skipif(not HAS_IPV6, reason="this machine has no ::1")
 def test_whoever_says_localhost_reaches_it_by_both_addresses() -> None:
