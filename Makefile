@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 AUDIT_BIN := .venv-audit/bin
 
-.PHONY: help demo omni-demo test lint unit chaos fault attack sim mutants guard fuzz long engines omni-test omni-long bench bench-peer bench-growth bench-capacity soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
+.PHONY: help demo omni-demo test lint unit loaded chaos fault attack sim mutants guard fuzz long engines omni-test omni-long bench bench-peer bench-growth bench-capacity soak train evaluate lock sbom audit setup-demo setup-test setup-audit setup-omni clean
 
 help: ## show what there is
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ lint: setup-test ## ruff and mypy
 
 unit: setup-test ## the fast tests only
 	@$(BIN)/python -m pytest tests/unit $(PYTEST_ARGS)
+
+loaded: setup-test ## all tests ten times beside stress-ng, which takes every core; ten hours on two (RUNS=1)
+	@$(BIN)/python -m tests.support.loaded --runs $(or $(RUNS),10)
 
 chaos: setup-test ## the faults of an etcd cluster again and again, histories of shared state; needs Docker (OMNI_CHAOS_ROUNDS=40)
 	@OMNI_CHAOS_ROUNDS=$${OMNI_CHAOS_ROUNDS:-40} $(BIN)/python -m pytest tests/fault $(PYTEST_ARGS)

@@ -22,6 +22,7 @@ from omni_discovery.deploy.document import DeployConfig, parse_deploy
 from omni_discovery.records.schema import ReplicaInfo, ReplicaStatus
 from omni_discovery.stories import Stories
 from omni_discovery.view.table import Delta, View
+from tests.support.quiet import patience_s
 
 ONE_STAGE = "stages: [{stage_id: 0, engine: echo, final_output: text}]"
 PAIR = """
@@ -316,7 +317,7 @@ async def started_hub(
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     """Wait until something is so. Raise TimeoutError."""
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(patience_s(timeout_s)):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 

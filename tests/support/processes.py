@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from stage_runtime.demo.processes import alive, descendants
 from tests.support.netns import Host
+from tests.support.quiet import patience_s
 
 #: Variables that are defaults of flags: what a person has set is not for tests.
 DEFAULTS = ("OMNI_ETCD_ENDPOINTS", "OMNI_NAMESPACE", "VLLM_API_KEY", "OMNI_ADMIN_TOKEN")
@@ -29,7 +30,7 @@ def most_mib(pid: int) -> int:
 
 def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 30.0) -> _Found:
     """The first truthy value of the probe; fails with ``what`` when none comes in time."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + patience_s(timeout_s)
     while True:
         found = probe()
         if found:

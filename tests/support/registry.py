@@ -20,13 +20,14 @@ from omni_discovery.errors import ConfigError
 from omni_discovery.etcd import _die_with_parent
 from omni_discovery.etcd.embedded import find_binary
 from omni_discovery.sockets.listen import bind
+from tests.support.quiet import patience_s
 
 _Found = TypeVar("_Found")
 
 
 async def eventually(what: str, probe: Callable[[], _Found | None], timeout_s: float = 10.0) -> _Found:
     """The first truthy value of the probe; fails with ``what`` when none comes in time."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + patience_s(timeout_s)
     while not (found := probe()):
         assert time.monotonic() < deadline_s, f"waited {timeout_s} s for {what}"
         await asyncio.sleep(0.02)

@@ -12,6 +12,7 @@ import zmq
 
 from omni_discovery import wire
 from omni_discovery.curve import KeyPair, secure_client
+from tests.support.quiet import patience_s
 
 _Message = TypeVar("_Message")
 
@@ -75,7 +76,7 @@ class RawHub:
     ) -> _Message:
         """The next message, which must be of that kind; unasked-for load reports and credits are skipped."""
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = time.monotonic() + patience_s(timeout_s)
         unread = self._unread.setdefault(socket, deque())
         while True:
             while unread:
@@ -119,7 +120,7 @@ class RawHub:
 
 def eventually(holds: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     """Whether something comes true in time."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + patience_s(timeout_s)
     while time.monotonic() < deadline_s:
         if holds():
             return True

@@ -136,7 +136,7 @@ def wait_up(host: Host, count: int, without: int = 0) -> list[dict[str, Any]]:
         found = [record for record in records(host) if record["pid"] != without]
         return found if [record["status"] for record in found] == ["up"] * count else None
 
-    return wait_for(f"{count} replicas that are up", probe, 60)
+    return wait_for(f"{count} replicas that are up", probe, 120)
 
 
 def wait_gone(pids: Iterable[int]) -> None:

@@ -25,7 +25,7 @@ from tests.support.child_replica import ChildReplica
 from tests.support.hub_fakes import ONE_STAGE, QUICK, ask, deploy_of, started_hub, until
 from tests.support.local_replica import LocalReplica
 from tests.support.processes import wait_for
-from tests.support.quiet import soon_s
+from tests.support.quiet import patience_s, soon_s
 from tests.support.registry import EtcdServer
 from tests.support.replica_hub import eventually
 
@@ -36,7 +36,9 @@ SHORT_BEATS = replace(QUICK, zmq_heartbeat_interval_s=0.1, zmq_heartbeat_timeout
 
 @asynccontextmanager
 async def hub(*infos: ReplicaInfo) -> AsyncIterator[AsyncOmni]:
-    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, SHORT_BEATS)
+    # What takes all of the interpreter takes longer where others want the core.
+    limits = {name: patience_s(getattr(SHORT_BEATS, name)) for name in ("accept_limit_s", "request_timeout_s")}
+    omni = AsyncOmni(deploy_of(ONE_STAGE), "hub-1", KEYS, replace(SHORT_BEATS, **limits))
     async with started_hub(omni, *infos, timeout_s=10.0):
         yield omni
 
