@@ -1,8 +1,9 @@
-"""How much memory a text of JSON takes with what is made of it. Pure."""
+"""How much memory texts of JSON take with what is made of them, and values that were. Pure."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 #: What a value in a list or a mapping takes, and a list or a mapping itself.
 _VALUE_BYTES: Final = 40
@@ -13,3 +14,21 @@ def memory_of(body: str | bytes) -> int:
     """The memory of a text of JSON and of what is made of it, in bytes, about."""
     text = body.encode(errors="replace") if isinstance(body, str) else body
     return len(text) + _VALUE_BYTES * text.count(b",") + _PART_BYTES * (text.count(b"{") + text.count(b"["))
+
+
+def size_of(value: Any, most_bytes: int) -> int:
+    """The memory of a value as JSON has them, in bytes, about; beyond ``most_bytes`` no more is counted."""
+    size_bytes, left = 0, [value]
+    while left and size_bytes <= most_bytes:
+        each = left.pop()
+        if isinstance(each, str | bytes | bytearray):
+            size_bytes += _VALUE_BYTES + len(each)
+        elif isinstance(each, Mapping):
+            size_bytes += _PART_BYTES
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            size_bytes += _PART_BYTES
+            left += each
+        else:
+            size_bytes += _VALUE_BYTES
+    return size_bytes

@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
-#: Where too much waits for all clients, one is behind from here on.
+#: Where too much waits for all clients, one is behind from here on, and has no more than this: not all engines pause.
 _CROWDED_BYTES: Final = 1 << 20
+_MOST_CROWDED_BYTES: Final = 16 << 20
 _TOO_SLOW: Final = "the client reads too slowly: its outputs filled the hub's bound"
 
 
@@ -110,7 +111,8 @@ class OutputQueue:
         if self._taker is not None and waiter is not None and not waiter.done() and self._taker(output):
             return True
         size_bytes = output.size_bytes
-        if self._size_bytes + size_bytes > self._max_bytes and self._outputs:
+        most_bytes = min(self._max_bytes, _MOST_CROWDED_BYTES) if self._unread.is_too_much else self._max_bytes
+        if self._size_bytes + size_bytes > most_bytes and self._outputs:
             return False
         joined = None
         if len(self._outputs) >= self._watermarks.high_outputs:

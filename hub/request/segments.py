@@ -12,9 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import msgspec
-
-from hub.json_memory import memory_of
+from hub.json_memory import size_of
 from hub.request.plan import RequestPlan
 from hub.request.retry import Decision, Loss, Shown, Verdict, decide
 from omni_discovery.wire import PayloadRef
@@ -103,7 +101,7 @@ class Segments:
         self.is_complete = inputs is None
         self.arrived += inputs is not None
         if self._kept is not None:
-            self._kept_bytes += _size_of(inputs)
+            self._kept_bytes += 0 if inputs is None else size_of(inputs, self._max_kept_bytes)
             self._kept.append(item)
             if self._kept_bytes > self._max_kept_bytes:
                 self._kept = None
@@ -257,12 +255,3 @@ class Segments:
         self._lanes = {stage_id: _Lane() for stage_id in self._plan.stages}
         for stage_id in self._roots:
             self._lanes[stage_id].waiting.extend(self._kept or ())
-
-
-def _size_of(inputs: Mapping[str, Any] | None) -> int:
-    """The memory of a segment, about: an empty list is one byte of a message."""
-    try:
-        return 0 if inputs is None else memory_of(msgspec.json.encode(inputs))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        # Inputs that can't be encoded can't be sent either: the dispatch fails with the reason.
-        return 0

@@ -238,6 +238,8 @@ def hub_config(arguments: argparse.Namespace) -> HubConfig:
         given["stream_idle_timeout_s"] = arguments.stream_idle_timeout
     if arguments.receipts is not None:
         given["receipts"] = arguments.receipts
+    if arguments.max_held_bytes is not None:
+        given["max_unread_bytes"] = arguments.max_held_bytes
     given["former_replicas"] = arguments.former_replicas
     return HubConfig(**given, client_bounds=client_bounds(arguments))
 

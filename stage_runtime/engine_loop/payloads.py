@@ -24,7 +24,7 @@ from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase, fetching_from
 from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors, lacks_room
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
-from stage_runtime.engine_loop.jobs import Work, owner_of
+from stage_runtime.engine_loop.jobs import HandOffs, Work, owner_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,17 @@ class _TimeLeft:
         return ref.from_stage
 
 
+class _Read(dict[str, dict[int, Mapping[str, Any]]]):
+    """Hand-offs by role and stage; ``size_bytes``: how much was read, whatever the references say."""
+
+    size_bytes: int = 0
+
+
+def size_of(fetched: HandOffs) -> int:
+    """How many bytes were read of what ``fetch`` returned."""
+    return fetched.size_bytes if isinstance(fetched, _Read) else 0
+
+
 class Payloads:
     """Stores, fetches and releases hand-offs. ``edges`` holds the connectors by (from stage, to stage).
 
@@ -139,12 +150,13 @@ class Payloads:
         ``deadline_s`` is the request's. Raise PayloadError if one is missing or damaged.
         """
         time_left = _TimeLeft(self._clock, deadline_s)
-        found: dict[str, dict[int, Mapping[str, Any]]] = {}
+        found = _Read()
         for ref in refs:
             of_role = found.setdefault(ref.role, {})
             if ref.from_stage in of_role:
                 raise PayloadError(f"two hand-offs of stage {ref.from_stage} are named where one is expected")
-            of_role[ref.from_stage] = self._fetch(ref, time_left)
+            of_role[ref.from_stage], size_bytes = self._fetch(ref, time_left)
+            found.size_bytes += size_bytes
         return found
 
     def cancel_fetch(self, refs: Sequence[PayloadRef]) -> None:
@@ -154,7 +166,8 @@ class Payloads:
             if edge is not None:
                 edge.connector.cancel(ref.key)
 
-    def _fetch(self, ref: PayloadRef, time_left: _TimeLeft) -> Mapping[str, Any]:
+    def _fetch(self, ref: PayloadRef, time_left: _TimeLeft) -> tuple[Mapping[str, Any], int]:
+        """A hand-off, and how many bytes were read of it."""
         whose = f"the hand-off of stage {ref.from_stage}"
         edge = self._edges.get((ref.from_stage, ref.to_stage))
         if edge is None or ref.to_stage != self._stage_id:
@@ -177,13 +190,10 @@ class Payloads:
             raise PayloadError(f"{whose} can't be read: {_described(error)}", time_left.at_fault(ref, error)) from error
         if got is None:
             raise PayloadError(f"{whose} is not there any more", ref.from_stage)
-        if got[1] > ref.size_bytes:
-            # What is counted of hand-offs is what references say.
-            raise PayloadError(f"{whose} has {got[1]} bytes; announced were {ref.size_bytes}", ref.from_stage)
         if not isinstance(got[0], Mapping):
             raise PayloadError(f"{whose} is no mapping", ref.from_stage)
         self._check_kv_hosts(ref, got[0], time_left.seconds)
-        return got[0]
+        return got[0], got[1] or 0
 
     def _check_addresses(self, ref: PayloadRef, metadata: Mapping[str, Any], timeout_s: float) -> str:
         """The name of the producer; empty if it is not known, or there are no addresses.
@@ -370,7 +380,9 @@ def _log_counters(pair: tuple[int, int], edge: Edge) -> None:
 def _key(work: Work) -> str:
     # The hash keeps equal request ids of two hubs apart.
     name = f"{work.key}/{work.segment}" if work.segment else work.key
-    return f"{work.request_id[:128]}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
+    return (
+        f"{work.request_id[:128].replace('_', '-')}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
+    )
 
 
 def build_edges(

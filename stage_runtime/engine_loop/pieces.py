@@ -27,7 +27,7 @@ from stage_runtime.engine_loop.jobs import (
     WindowUpdate,
     Work,
 )
-from stage_runtime.engine_loop.payloads import Payloads
+from stage_runtime.engine_loop.payloads import Payloads, size_of
 from stage_runtime.engine_loop.running import failed
 from stage_runtime.engines.base import Engine, EngineOutput
 from stage_runtime.engines.capabilities import Capabilities
@@ -83,10 +83,12 @@ class _Inflow:
     #: Whether the first of ``queued`` is being fetched, and what is in it, once it has come.
     is_fetching: bool = False
     fetched: _Handed | None = None
+    fetched_bytes: int = 0
     #: All pieces so far, for an engine without ``feed``: it gets them together.
     collected: list[_Handed] = field(default_factory=list)
-    #: Of pieces that are kept here or in the engine until all have come, the bytes.
-    collected_bytes: int = 0
+    #: Pieces that are kept until all have come, here or in the engine, and their bytes.
+    kept: int = 0
+    kept_bytes: int = 0
 
 
 class Pieces:
@@ -114,7 +116,9 @@ class Pieces:
         self._end = end
         self._feed = capabilities.feed
         self._wants = capabilities.wants or (lambda _key, _stage: True)
-        self._collects = capabilities.collects or (lambda _key: self._feed is None)
+        self._keeps = capabilities.keeps_pieces or (lambda _key: False)
+        #: Bytes of all pieces that are kept until all have come.
+        self._kept_bytes = 0
         self._outflows: dict[str, _Outflow] = {}
         #: By request, then by stage.
         self._inflows: dict[str, dict[int, _Inflow]] = {}
@@ -193,7 +197,7 @@ class Pieces:
             return self._fail(failed(key, error))
         flows = self._inflows[key]
         if all(flow.is_complete and not flow.queued for flow in flows.values()):
-            del self._inflows[key]
+            self._forget_inflow(key)
             if self._feed is None:
                 whole = {stage: {"pieces": flow.collected} for stage, flow in flows.items()}
                 outcomes += self._add(next(iter(flows.values())).work, whole)
@@ -209,8 +213,8 @@ class Pieces:
                 break
             piece, flow.fetched = flow.fetched, None
             flow.queued.popleft()
-            if self._collects(key):
-                self._count(flow, fed)
+            if piece is not None and (self._feed is None or self._keeps(key)):
+                self._count(flow)
             if self._feed is not None:
                 self._feed(key, flow.from_stage, piece, fed.is_last)
             elif piece is not None:
@@ -219,16 +223,14 @@ class Pieces:
                 last = flow.last_fed = fed.number
         return last
 
-    def _count(self, flow: _Inflow, fed: PieceArrived) -> None:
-        """Count a piece that is kept until all have come. Raise PayloadError for more than may be."""
-        if fed.payload is None:
-            return
-        inline = fed.payload.metadata.get("inline")
-        flow.collected_bytes += max(fed.payload.size_bytes, len(inline) if isinstance(inline, bytes) else 0)
-        own = sum(each.collected_bytes for each in self._inflows[flow.work.key].values())
-        of_all = sum(each.collected_bytes for flows in self._inflows.values() for each in flows.values())
-        if fed.number >= MOST_COLLECTED or own + of_all > MOST_COLLECTED_BYTES:
-            told = f"{fed.number + 1} pieces of stage {flow.from_stage}, of {flow.collected_bytes} bytes"
+    def _count(self, flow: _Inflow) -> None:
+        """Count the piece that was fetched, and is kept until all have come. Raise PayloadError for one too many."""
+        flow.kept += 1
+        flow.kept_bytes += flow.fetched_bytes
+        self._kept_bytes += flow.fetched_bytes
+        own_bytes = sum(each.kept_bytes for each in self._inflows[flow.work.key].values())
+        if flow.kept > MOST_COLLECTED or own_bytes + self._kept_bytes > MOST_COLLECTED_BYTES:
+            told = f"{flow.kept} pieces of stage {flow.from_stage}, of {flow.kept_bytes} bytes"
             raise PayloadError(f"{told}, are more than this engine, which takes them together, can be given now")
 
     def _is_wanted(self, flow: _Inflow) -> bool:
@@ -242,7 +244,7 @@ class Pieces:
             raise PayloadError(f"piece {fed.number} of stage {flow.from_stage} names no payload of it")
         refs = (fed.payload,)
         if self._payloads.is_at_hand(refs):
-            flow.fetched = _content(self._payloads.fetch_at_hand(refs), flow)
+            _take(self._payloads.fetch_at_hand(refs), flow)
             return True
         flow.is_fetching = True
         self._fetches.fetch(flow.work.key, refs, flow.work.deadline_s, lambda result: self._piece_fetched(flow, result))
@@ -251,7 +253,7 @@ class Pieces:
     def _piece_fetched(self, flow: _Inflow, result: HandOffs | Exception) -> Sequence[Outcome]:
         flow.is_fetching = False
         try:
-            flow.fetched = _content(result, flow)
+            _take(result, flow)
         except Exception as error:  # noqa: BLE001 - the request fails with it
             return self._fail(failed(flow.work.key, error))
         return self._feed_request(flow.work.key)
@@ -304,8 +306,11 @@ class Pieces:
     def forget_request(self, key: str) -> None:
         """Drop all pieces of a request that is over. Unknown requests are ignored."""
         self._held.discard(key)
-        self._inflows.pop(key, None)
+        self._forget_inflow(key)
         self._outflows.pop(key, None)
+
+    def _forget_inflow(self, key: str) -> None:
+        self._kept_bytes -= sum(flow.kept_bytes for flow in self._inflows.pop(key, {}).values())
 
     def _announce(self, flow: _Outflow) -> Sequence[Outcome]:
         outcomes: list[Outcome] = []
@@ -327,8 +332,8 @@ class Pieces:
         return [end]
 
 
-def _content(result: HandOffs | Exception, flow: _Inflow) -> _Handed:
-    """The piece that was fetched; raise the reason why it was not."""
+def _take(result: HandOffs | Exception, flow: _Inflow) -> None:
+    """Keep the piece that was fetched until it is fed; raise the reason why it was not."""
     if isinstance(result, Exception):
         raise result
-    return result[""][flow.from_stage]
+    flow.fetched, flow.fetched_bytes = result[""][flow.from_stage], size_of(result)

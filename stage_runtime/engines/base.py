@@ -304,7 +304,7 @@ class PieceEngine(Protocol):
     def wants(self, key: str, from_stage: int) -> bool:
         """Whether it can take another piece now. An engine without this method always can."""
 
-    def collects(self, key: str) -> bool:
+    def keeps_pieces(self, key: str) -> bool:
         """Whether the pieces of a request are kept until the last one: then what they may take together is bounded.
 
         An engine without this method uses each piece up.

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _Member = TypeVar("_Member")
 
 #: Methods that an engine may have beside those of ``Engine``.
-OPTIONAL_METHODS: Final = ("update", "feed", "wants", "collects", "pause", "moved_at_s", "check", "metrics")
+OPTIONAL_METHODS: Final = ("update", "feed", "wants", "keeps_pieces", "pause", "moved_at_s", "check", "metrics")
 #: Attributes and properties that it may have.
 OPTIONAL_ATTRIBUTES: Final = (
     *("controls", "deterministic", "gives_partial_images", "kv_hosts", "model_details", "not_resumable"),
@@ -59,7 +59,7 @@ class Capabilities:
     update: Callable[[StageRequest], None] | None
     feed: Callable[[str, int, Mapping[str, Any] | None, bool], None] | None
     wants: Callable[[str, int], bool] | None
-    collects: Callable[[str], bool] | None
+    keeps_pieces: Callable[[str], bool] | None
     pause: Callable[[str, bool], bool | None] | None
     moved_at_s: Callable[[], float] | None
     check: Callable[[], None] | None
@@ -109,7 +109,7 @@ def capabilities_of(engine: object) -> Capabilities:
         update=_read(lambda: cast(SegmentEngine, engine).update),
         feed=_read(lambda: cast(PieceEngine, engine).feed),
         wants=_read(lambda: cast(PieceEngine, engine).wants),
-        collects=_read(lambda: cast(PieceEngine, engine).collects),
+        keeps_pieces=_read(lambda: cast(PieceEngine, engine).keeps_pieces),
         pause=_read(lambda: cast(PieceEngine, engine).pause),
         moved_at_s=_read(lambda: cast(ThreadedEngine, engine).moved_at_s),
         check=_read(lambda: cast(CheckedEngine, engine).check),

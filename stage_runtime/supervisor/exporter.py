@@ -148,7 +148,7 @@ def _refuse_other_names(app: Any) -> Any:
 
 def _is_this_machine(authority: str) -> bool:
     try:
-        host = urlsplit(f"//{authority}").hostname or ""
+        host = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
         return host == "localhost" or host.endswith(".localhost") or bool(ipaddress.ip_address(host))
     except ValueError:
         return False
@@ -193,8 +193,7 @@ class MetricsExporter:
         app = make_wsgi_app(registry)
         if token_file:
             app = _ask_for_token(app, read_secret_file("--metrics-token-file", token_file).strip(), token_file)
-
-        if is_loopback(host):
+        elif is_loopback(host):
             app = _refuse_other_names(app)
         listeners = bind(host, port, "--metrics-port", "--metrics-host")
         for listener in listeners:

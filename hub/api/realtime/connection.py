@@ -36,6 +36,7 @@ from hub.api.realtime.events import (
     EncodeSounds,
     EndResponse,
     EventFailed,
+    RealtimeAction,
     RealtimeEvent,
     ResponseEnded,
     SendEvent,
@@ -297,13 +298,26 @@ class _Connection:
 
     async def _perform(self, event: RealtimeEvent) -> int:
         """Apply an event, and carry out what follows; return how many bytes that shows."""
-        shown_bytes, is_asked = 0, isinstance(event, ResponseCreate)
+        is_asked = isinstance(event, ResponseCreate)
         if is_asked:
             # Also one that fails has the conversation read.
             await self._pause()
-        if isinstance(event, ResponseCreate | SoundsEncoded) and not await self._may_read(event):
-            return 0
-        for action in self._machine.handle(event, time.monotonic()):
+        if isinstance(event, ResponseCreate | SoundsEncoded):
+            try:
+                # A few bytes have all of the conversation read: in turns, as if it came anew.
+                await long_body(self._websocket.scope, LONG_BYTES)
+            except OverloadedError as error:
+                self._put(EventFailed(error, getattr(event, "event_id", None)))
+                if isinstance(event, ResponseCreate):
+                    return 0
+                # Without its sounds an item is given up.
+                event = SoundsEncoded(event.item_id, [])
+        return await self._carry_out(self._machine.handle(event, time.monotonic()), is_asked=is_asked)
+
+    async def _carry_out(self, actions: Sequence[RealtimeAction], *, is_asked: bool) -> int:
+        """Carry out actions, of a client who asked for a response or not; return how many bytes that shows."""
+        shown_bytes = 0
+        for action in actions:
             match action:
                 case SendEvent():
                     shown_bytes += self._send(action.event)
@@ -320,15 +334,6 @@ class _Connection:
                 case EndResponse():
                     self._end_response()
         return shown_bytes
-
-    async def _may_read(self, event: ResponseCreate | SoundsEncoded) -> bool:
-        """Wait for the turn to have all of the conversation read, which a few bytes ask for; False: it is refused."""
-        try:
-            await long_body(self._websocket.scope, LONG_BYTES)
-        except OverloadedError as error:
-            self._put(EventFailed(error, getattr(event, "event_id", None)))
-            return False
-        return True
 
     async def _pause(self) -> None:
         """Wait until a response may be asked for."""

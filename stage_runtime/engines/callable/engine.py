@@ -245,7 +245,7 @@ class TorchEngine:
         task = self._running.get(key) or self._waiting.get(key)
         return task is None or task.live is None or task.live.wants
 
-    def collects(self, key: str) -> bool:
+    def keeps_pieces(self, key: str) -> bool:
         """See PieceEngine."""
         return key in self._collected
 

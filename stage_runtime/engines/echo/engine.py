@@ -210,6 +210,10 @@ class EchoEngine:
         speech = self._speeches.get(key)
         return speech is None or self._args.modality == "image" or speech.wants_more
 
+    def keeps_pieces(self, key: str) -> bool:
+        """See PieceEngine."""
+        return key in self._speeches and self._args.modality == "image"
+
     def pause(self, key: str, paused: bool) -> bool:
         """See PieceEngine. A paused request leaves its place to others."""
         if key in self._speeches:

@@ -119,7 +119,7 @@ class VllmEngine(LlmStage):
         elif not self._read_aside(request, params, lora):
             self._start_request(request, params, lora)
 
-    def collects(self, key: str) -> bool:
+    def keeps_pieces(self, key: str) -> bool:
         """See PieceEngine."""
         return key in self._partial
 

@@ -59,21 +59,24 @@ _MOST_BLOCK: Final = 1 << 31
 _SIDES: Final = {"do_remote_prefill": True, "do_remote_decode": False}
 _BLOCKS: Final = "remote_block_ids"
 _EXPIRY: Final = "remote_blocks_expiry_time"
+#: Kinds of vLLM's caches that keep a whole prompt, and the end of one.
+_WHOLE: Final = frozenset(("FullAttentionSpec", "MLAAttentionSpec"))
+_WINDOWS: Final = frozenset(("SlidingWindowSpec", "SlidingWindowMLASpec"))
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroup:
     """A group of a decode replica's KV cache: tokens in a block, and the most blocks that are transferred; 0: all.
 
-    A window's are those of its tokens, a state has one.
+    Of a window, those of its tokens. ``block`` 0: only vLLM can tell how many a prompt has.
     """
 
-    block: int
+    block: int = 0
     most: int = 0
 
     def blocks_of(self, prompt: int) -> int:
-        """How many blocks a prompt of so many tokens has here."""
-        whole = -(-prompt // self.block)
+        """How many blocks a prompt of so many tokens has here, if that is known."""
+        whole = -(-prompt // self.block) if self.block else 0
         return min(whole, self.most) if self.most else whole
 
 
@@ -245,19 +248,20 @@ def _cache_of(llm: Any) -> KvCache:
     scheduler = getattr(getattr(llm.engine_core, "engine_core", None), "scheduler", None)
     config = getattr(scheduler, "kv_cache_config", None)
     groups = getattr(config, "transfer_groups", None) or getattr(config, "kv_cache_groups", None) or ()
-    # With parallel contexts, a block has more tokens.
+    found = tuple(_group_of(group.kv_cache_spec) for group in groups)
     contexts = getattr(llm.vllm_config.parallel_config, "decode_context_parallel_size", 1)
-    found = tuple(_group_of(group.kv_cache_spec, contexts) for group in groups)
+    if contexts != 1 or not all(group.block for group in found):
+        # Blocks of parallel contexts have more tokens; beside a state, vLLM takes blocks of other sizes.
+        found = (KvGroup(),) * len(found)
     return KvCache(found, hasattr(config, "transfer_groups"))
 
 
-def _group_of(spec: Any, contexts: int) -> KvGroup:
-    kinds = {kind.__name__ for kind in type(spec).__mro__}
-    block = int(spec.block_size) * contexts
-    if "SlidingWindowSpec" in kinds:
+def _group_of(spec: Any) -> KvGroup:
+    kind, block = type(spec).__name__, int(getattr(spec, "block_size", 0))
+    if kind in _WINDOWS:
         # A window need not begin with a block: vLLM sends one more.
         return KvGroup(block, -(-int(spec.sliding_window) // block) + 1)
-    return KvGroup(block, 1 if "MambaSpec" in kinds else 0)
+    return KvGroup(block if kind in _WHOLE else 0)
 
 
 def _check_kv_params(params: Mapping[str, Any], connector: str, prompt: int, own: KvCache) -> None:

@@ -44,7 +44,10 @@ def _keep_marks_apart(model: Any) -> None:
             if (own := kept.get("embed", {}).get(name)) is not None:
                 setattr(model, name, own)
         token_ids, embeds, update = preprocess(*args, **kept)
-        update.setdefault("embed", {}).update({name: getattr(model, name) for name in _LATER_MARKS})
+        for name in _LATER_MARKS:
+            # A prefill makes them; what is kept already need not be copied with each token.
+            if (mark := getattr(model, name)) is not kept.get("embed", {}).get(name):
+                update.setdefault("embed", {})[name] = mark
         return token_ids, embeds, update
 
     model.gpu_resident_buffer_keys |= {("embed", name) for name in _LATER_MARKS}

@@ -17,7 +17,7 @@ from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 from stage_runtime.engine_loop.jobs import Work
-from stage_runtime.engine_loop.payloads import Edge, Payloads
+from stage_runtime.engine_loop.payloads import Edge, Payloads, size_of
 from tests.support.recording_connector import RecordingConnector
 
 
@@ -46,10 +46,12 @@ def test_a_hand_off_may_not_be_larger_than_its_reference_says() -> None:
 
 
 @pytest.mark.attack("Z80")
-def test_what_was_read_may_not_be_larger_either() -> None:
+@pytest.mark.parametrize("said", [0, 1 << 40])
+def test_what_was_read_is_counted_whatever_the_reference_says(said: int) -> None:
     """In shared memory nothing but the file says how large it is."""
-    with pytest.raises(PayloadError, match="has 1 bytes; announced were 0"):
-        fetch({}, size_bytes=0)
+    ref = PayloadRef(from_stage=0, to_stage=1, key="key", connector="c", size_bytes=said, metadata={})
+    found = Payloads(1, {(0, 1): Edge("c", RecordingConnector())}, lambda: 0.0).fetch([ref], 0.1)
+    assert (found[""], size_of(found)) == ({0: {"x": 1}}, 1)
 
 
 @pytest.mark.attack("A19")

@@ -310,12 +310,12 @@ def test_an_engine_that_takes_no_pieces_gets_them_when_all_are_there(tmp_path: P
 class CollectingEngine(PieceEngine):
     """Keeps all pieces, as one does whose calls begin with the last."""
 
-    def collects(self, key: str) -> bool:
+    def keeps_pieces(self, key: str) -> bool:
         return key == "a"
 
 
 @pytest.mark.attack("Z80")
-@pytest.mark.parametrize("engine", [ScriptedEngine, CollectingEngine], ids=["no_feed", "collects"])
+@pytest.mark.parametrize("engine", [ScriptedEngine, CollectingEngine], ids=["no_feed", "keeps_pieces"])
 def test_pieces_that_are_kept_until_the_last_have_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: type[ScriptedEngine]
 ) -> None:

@@ -219,18 +219,18 @@ def test_of_too_few_blocks_none_is_fetched_and_the_prompt_is_read(
 @pytest.mark.parametrize(
     ("rows", "is_fetched"),
     [
-        ([[1, 2, 3], [7, 8], [9]], True),
-        ([[1, 2, 3, 4], [6, 7, 8], [9]], True),
-        ([[1, 2], [7, 8], [9]], False),
-        ([[1, 2, 3], [8], [9]], False),
-        ([[1, 2, 3], [7, 8], []], False),
+        ([[1, 2, 3], [7, 8]], True),
+        ([[1, 2, 3, 4], [6, 7, 8]], True),
+        ([[1, 2], [7, 8]], False),
+        ([[1, 2, 3], [8]], False),
+        ([[1, 2, 3], []], False),
     ],
     ids=str,
 )
 def test_of_a_cache_in_groups_each_has_its_blocks(rows: Any, *, is_fetched: bool) -> None:
-    """Nine tokens: a cache of all of them, one of the last four, and one of a state."""
+    """Nine tokens: a cache of all of them, and one of the last four."""
     decode, handed = part("decode"), after_prefill("NixlConnector", NIXL_SAID)
-    decode._cache = KvCache((KvGroup(4), KvGroup(4, 2), KvGroup(16, 1)), is_grouped=True)
+    decode._cache = KvCache((KvGroup(4), KvGroup(4, 2)), is_grouped=True)
     handed["prompt_token_ids"] = list(range(9))
     handed["kv_transfer_params"] |= {"remote_block_ids": rows}
     params = sampling()
@@ -239,17 +239,19 @@ def test_of_a_cache_in_groups_each_has_its_blocks(rows: Any, *, is_fetched: bool
 
 
 def test_the_groups_of_a_cache_are_what_vllm_sends_of_them() -> None:
-    kinds = [
-        ("FullAttentionSpec", {"block_size": 16}),
-        ("SlidingWindowSpec", {"block_size": 16, "sliding_window": 40}),
-        ("MambaSpec", {"block_size": 64}),
-    ]
-    specs = [type(name, (SimpleNamespace,), {})(**fields) for name, fields in kinds]
-    config = SimpleNamespace(transfer_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
-    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=config)))
-    parallel = SimpleNamespace(decode_context_parallel_size=2)
-    llm = SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel))
-    assert _cache_of(llm) == KvCache((KvGroup(32), KvGroup(32, 3), KvGroup(128, 1)), is_grouped=True)
+    def cache_of(*kinds: str, contexts: int = 1) -> KvCache:
+        specs = [type(kind, (SimpleNamespace,), {})(block_size=16, sliding_window=40) for kind in kinds]
+        config = SimpleNamespace(transfer_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+        core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=SimpleNamespace(kv_cache_config=config)))
+        parallel = SimpleNamespace(decode_context_parallel_size=contexts)
+        return _cache_of(SimpleNamespace(engine_core=core, vllm_config=SimpleNamespace(parallel_config=parallel)))
+
+    both = "FullAttentionSpec", "SlidingWindowSpec"
+    assert cache_of(*both) == KvCache((KvGroup(16), KvGroup(16, 4)), is_grouped=True)
+    unknown = KvCache((KvGroup(), KvGroup()), is_grouped=True)
+    assert cache_of(*both, contexts=2) == unknown
+    assert cache_of("FullAttentionSpec", "MambaSpec") == unknown
+    assert KvGroup().blocks_of(9) == 0
 
 
 def test_mooncake_is_told_the_replica_s_address_and_the_transfer() -> None:
