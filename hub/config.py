@@ -121,7 +121,8 @@ class HubConfig:
     #: Outputs and bytes that may wait for one client; its stages are paused from half of either on.
     max_queued_outputs: int = 512
     max_queued_bytes: int = 256 << 20
-    #: Bytes that may wait for all clients together: beyond, stages are paused from 1 MiB on, and no more than 16 wait.
+    #: Bytes that may wait for all clients together: beyond, the stages of a request are paused from 1 MiB on, and it
+    #: ends if 16 MiB more come all the same.
     max_unread_bytes: int = 2 << 30
     #: Receipts of requests that ended, for those who ask why; 0 keeps none.
     receipts: int = 10_000

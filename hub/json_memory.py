@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
 #: What a value in a list or a mapping takes, and a list or a mapping itself.
 _VALUE_BYTES: Final = 40
 _PART_BYTES: Final = 200
+_TEXTS: Final = frozenset((str, bytes, bytearray))
+_ROWS: Final = frozenset((list, tuple))
+_SCALARS: Final = frozenset((int, float, bool, type(None)))
 
 
 def memory_of(body: str | bytes) -> int:
@@ -16,19 +20,19 @@ def memory_of(body: str | bytes) -> int:
     return len(text) + _VALUE_BYTES * text.count(b",") + _PART_BYTES * (text.count(b"{") + text.count(b"["))
 
 
-def size_of(value: Any, most_bytes: int) -> int:
+def memory_of_value(value: Any, most_bytes: int) -> int:
     """The memory of a value as JSON has them, in bytes, about; beyond ``most_bytes`` no more is counted."""
     size_bytes, left = 0, [value]
     while left and size_bytes <= most_bytes:
         each = left.pop()
-        if isinstance(each, str | bytes | bytearray):
-            size_bytes += _VALUE_BYTES + len(each)
+        kind = type(each)
+        if kind in _TEXTS:
+            size_bytes += sys.getsizeof(each)
+        elif kind in _ROWS:
+            size_bytes += _PART_BYTES + _VALUE_BYTES * len(each)
+            if not _SCALARS.issuperset(map(type, each)):
+                left += each
         elif isinstance(each, Mapping):
-            size_bytes += _PART_BYTES
+            size_bytes += _PART_BYTES + _VALUE_BYTES * len(each)
             left += [*each.keys(), *each.values()]
-        elif isinstance(each, list | tuple):
-            size_bytes += _PART_BYTES
-            left += each
-        else:
-            size_bytes += _VALUE_BYTES
     return size_bytes

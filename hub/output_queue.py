@@ -19,9 +19,10 @@ logger = logging.getLogger(__name__)
 
 #: Texts are joined up to this length only, because joining copies them.
 _LONG_BYTES: Final = 4096
-#: Where too much waits for all clients, one is behind from here on, and has no more than this: not all engines pause.
+#: Where too much waits for all clients, one is behind from here on; and how much more may come then: not all engines
+#: pause.
 _CROWDED_BYTES: Final = 1 << 20
-_MOST_CROWDED_BYTES: Final = 16 << 20
+_MORE_BYTES: Final = 16 << 20
 _TOO_SLOW: Final = "the client reads too slowly: its outputs filled the hub's bound"
 
 
@@ -94,6 +95,8 @@ class OutputQueue:
         self._outputs: deque[tuple[OmniOutput, int, float]] = deque()
         self._size_bytes = 0
         self._unread = Unread() if unread is None else unread
+        #: What waited when the reader was told to be behind, in bytes; infinity while it is not.
+        self._told_bytes = inf
         #: Whether no output follows those that wait.
         self.has_ended = False
         self._error: RequestError | None = None
@@ -111,7 +114,9 @@ class OutputQueue:
         if self._taker is not None and waiter is not None and not waiter.done() and self._taker(output):
             return True
         size_bytes = output.size_bytes
-        most_bytes = min(self._max_bytes, _MOST_CROWDED_BYTES) if self._unread.is_too_much else self._max_bytes
+        most_bytes: float = self._max_bytes
+        if self._unread.is_too_much:
+            most_bytes = min(most_bytes, self._told_bytes + _MORE_BYTES)
         if self._size_bytes + size_bytes > most_bytes and self._outputs:
             return False
         joined = None
@@ -170,6 +175,7 @@ class OutputQueue:
         is_crowded = self._unread.is_too_much
         backpressure = self._watermarks.crossed(len(self._outputs), self._size_bytes, is_crowded=is_crowded)
         if backpressure is not None:
+            self._told_bytes = self._size_bytes if backpressure.is_behind else inf
             self._on_backpressure(backpressure)
 
     def _wake(self) -> None:

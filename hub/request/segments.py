@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hub.json_memory import size_of
+from hub.json_memory import memory_of_value
 from hub.request.plan import RequestPlan
 from hub.request.retry import Decision, Loss, Shown, Verdict, decide
 from omni_discovery.wire import PayloadRef
@@ -101,7 +101,7 @@ class Segments:
         self.is_complete = inputs is None
         self.arrived += inputs is not None
         if self._kept is not None:
-            self._kept_bytes += 0 if inputs is None else size_of(inputs, self._max_kept_bytes)
+            self._kept_bytes += memory_of_value(inputs, self._max_kept_bytes - self._kept_bytes)
             self._kept.append(item)
             if self._kept_bytes > self._max_kept_bytes:
                 self._kept = None

@@ -24,7 +24,7 @@ class TcpAddress:
     @property
     def is_numeric(self) -> bool:
         """Whether the host needs no resolution."""
-        return _is_number(self.host)
+        return is_number(self.host)
 
     def endpoint(self, number: str) -> str:
         """What ZMQ connects to: this port at a host's number, never a name, which ZMQ would resolve by itself."""
@@ -43,9 +43,9 @@ def parse_address(addr: str) -> TcpAddress:
         raise ConfigError(f"its address {shown} can't be used: hubs connect to tcp://<host>:<port> only")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-        is_host = ":" in host and _is_number(host)
+        is_host = ":" in host and is_number(host)
     else:
-        is_host = _is_number(host) or _NAME.fullmatch(host) is not None
+        is_host = is_number(host) or _NAME.fullmatch(host) is not None
     if not is_host:
         raise ConfigError(f"its address {shown} names no host")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 1 << 16):
@@ -55,10 +55,11 @@ def parse_address(addr: str) -> TcpAddress:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine answers at a host, by number or as localhost."""
-    return ipaddress.ip_address(host).is_loopback if _is_number(host) else host == "localhost"
+    return ipaddress.ip_address(host).is_loopback if is_number(host) else host == "localhost"
 
 
-def _is_number(host: str) -> bool:
+def is_number(host: str) -> bool:
+    """Whether a host is an address and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -380,9 +380,9 @@ def _log_counters(pair: tuple[int, int], edge: Edge) -> None:
 def _key(work: Work) -> str:
     # The hash keeps equal request ids of two hubs apart.
     name = f"{work.key}/{work.segment}" if work.segment else work.key
-    return (
-        f"{work.request_id[:128].replace('_', '-')}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
-    )
+    # Connectors find a key again by what an underscore parts, and a client may choose many.
+    shown = work.request_id[:128].replace("_", "-")
+    return f"{shown}_{hashlib.blake2b(name.encode('utf-8'), digest_size=8).hexdigest()}"
 
 
 def build_edges(

@@ -42,6 +42,10 @@ MOST_COLLECTED: Final = 1 << 16
 MOST_COLLECTED_BYTES: Final = 4 << 30
 
 
+class _FullError(Exception):
+    """Too much is kept, of this request or of all: no hand-off is to blame for it."""
+
+
 @dataclass(slots=True)
 class _Outflow:
     """The pieces that one request hands to its next stages."""
@@ -190,6 +194,8 @@ class Pieces:
                 last = self._feed_from(flow)
                 if last is not None:
                     outcomes.append(TookPiece(key, flow.from_stage, last))
+        except _FullError as error:
+            return self._fail(RequestFailed(key, FailureKind.OVERLOADED, str(error)))
         except Exception as error:
             # The engine is not in a step, so the other requests in it are unharmed.
             if failure_kind(error) is FailureKind.ENGINE:
@@ -224,14 +230,14 @@ class Pieces:
         return last
 
     def _count(self, flow: _Inflow) -> None:
-        """Count the piece that was fetched, and is kept until all have come. Raise PayloadError for one too many."""
+        """Count the piece that was fetched, and is kept until all have come. Raise _FullError for one too many."""
         flow.kept += 1
         flow.kept_bytes += flow.fetched_bytes
         self._kept_bytes += flow.fetched_bytes
         own_bytes = sum(each.kept_bytes for each in self._inflows[flow.work.key].values())
         if flow.kept > MOST_COLLECTED or own_bytes + self._kept_bytes > MOST_COLLECTED_BYTES:
             told = f"{flow.kept} pieces of stage {flow.from_stage}, of {flow.kept_bytes} bytes"
-            raise PayloadError(f"{told}, are more than this engine, which takes them together, can be given now")
+            raise _FullError(f"{told}, are more than this engine, which takes them together, can be given now")
 
     def _is_wanted(self, flow: _Inflow) -> bool:
         return self._feed is None or self._wants(flow.work.key, flow.from_stage)

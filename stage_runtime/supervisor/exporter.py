@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import ipaddress
 import logging
 import socket
 import sys
@@ -18,7 +17,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import LatestSamples, Sample, encode_sample
-from omni_discovery.records.addresses import is_loopback
+from omni_discovery.records.addresses import is_loopback, is_number
 from omni_discovery.records.api_key import digest_of
 from omni_discovery.sockets.listen import bind
 
@@ -149,9 +148,9 @@ def _refuse_other_names(app: Any) -> Any:
 def _is_this_machine(authority: str) -> bool:
     try:
         host = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-        return host == "localhost" or host.endswith(".localhost") or bool(ipaddress.ip_address(host))
     except ValueError:
         return False
+    return host == "localhost" or host.endswith(".localhost") or is_number(host)
 
 
 class MetricsExporter:

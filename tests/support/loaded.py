@@ -57,10 +57,10 @@ def _run(log: Path) -> bool:
 def _described(log: Path) -> str:
     """The load at the end, and what failed in its lane, as far as it was printed."""
     text = log.read_text(errors="replace")
-    alone = re.findall(r"^(?:FAILED|ERROR) (\S+)", text.partition("all lanes:")[0], re.MULTILINE)
-    again = text.partition(_FAILED_ALONE)[2].split()
+    in_lane = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - |$)", text.partition("all lanes:")[0], re.MULTILINE)
+    again = text.partition(_FAILED_ALONE)[2].strip().splitlines()
     load = os.getloadavg()[2]
-    return f"load {load:.1f}, failed in their lane: {alone or 'none'}, alone, too: {again or 'none'}"
+    return f"load {load:.1f}, failed in their lane: {in_lane or 'none'}, alone, too: {again or 'none'}"
 
 
 if __name__ == "__main__":

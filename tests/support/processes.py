@@ -30,13 +30,14 @@ def most_mib(pid: int) -> int:
 
 def wait_for(what: str, probe: Callable[[], _Found | None], timeout_s: float = 30.0) -> _Found:
     """The first truthy value of the probe; fails with ``what`` when none comes in time."""
-    deadline_s = time.monotonic() + patience_s(timeout_s)
+    limit_s = patience_s(timeout_s)
+    deadline_s = time.monotonic() + limit_s
     while True:
         found = probe()
         if found:
             return found
         if time.monotonic() > deadline_s:
-            raise AssertionError(f"waited {timeout_s} s for {what}")
+            raise AssertionError(f"waited {limit_s:.0f} s for {what}")
         time.sleep(0.05)
 
 

@@ -27,9 +27,10 @@ _Found = TypeVar("_Found")
 
 async def eventually(what: str, probe: Callable[[], _Found | None], timeout_s: float = 10.0) -> _Found:
     """The first truthy value of the probe; fails with ``what`` when none comes in time."""
-    deadline_s = time.monotonic() + patience_s(timeout_s)
+    limit_s = patience_s(timeout_s)
+    deadline_s = time.monotonic() + limit_s
     while not (found := probe()):
-        assert time.monotonic() < deadline_s, f"waited {timeout_s} s for {what}"
+        assert time.monotonic() < deadline_s, f"waited {limit_s:.0f} s for {what}"
         await asyncio.sleep(0.02)
     return found
 

@@ -304,8 +304,9 @@ class _Connection:
             await self._pause()
         if isinstance(event, ResponseCreate | SoundsEncoded):
             try:
-                # A few bytes have all of the conversation read: in turns, as if it came anew.
-                await long_body(self._websocket.scope, LONG_BYTES)
+                with self._omni.rejections.counted():
+                    # A few bytes have all of the conversation read: in turns, as if it came anew.
+                    await long_body(self._websocket.scope, LONG_BYTES)
             except OverloadedError as error:
                 self._put(EventFailed(error, getattr(event, "event_id", None)))
                 if isinstance(event, ResponseCreate):

@@ -108,7 +108,8 @@ def add_client_options(parser: argparse._ActionsContainer) -> None:
         type=int,
         metavar="N",
         help="bytes of memory, about, that long bodies of requests under way may take; a client gets a 429 for more"
-        " than is left, so that one alone has half (default: 2147483648)",
+        " than is left, so that one alone has half. As much again may lie in answers that clients leave unread, and as"
+        " much behind those (default: 2147483648)",
     )
     parser.add_argument(
         "--allowed-hosts",

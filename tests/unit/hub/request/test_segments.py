@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hub.json_memory import size_of
+from hub.json_memory import memory_of_value
 from hub.request import events as ev
 from hub.request.machine import RequestMachine
 from hub.request.outputs import OmniOutput
@@ -342,7 +342,7 @@ def test_where_the_segments_are_not_kept_no_request_begins_anew(stage_id: int) -
 
 
 def test_segments_are_kept_up_to_so_many_bytes() -> None:
-    size = size_of({"prompt": "s0"}, 1 << 20)
+    size = memory_of_value({"prompt": "s0"}, 1 << 20)
     assert two_segments(2 * size)._kept is not None
     assert two_segments(2 * size - 1)._kept is None
 

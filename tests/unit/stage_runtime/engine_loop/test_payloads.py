@@ -1,4 +1,4 @@
-"""What a replica fetches is what was announced to it, and nothing more."""
+"""What a replica fetches is from where it was announced; what is read of it is counted."""
 
 from __future__ import annotations
 

@@ -327,6 +327,7 @@ def test_pieces_that_are_kept_until_the_last_have_a_bound(
     assert bench.do(bench.fed(0, large), bench.fed(1, large)) == [TookPiece("a", 0, 0), TookPiece("a", 0, 1)]
     (end,) = bench.do(bench.fed(2, large))
     assert isinstance(end, RequestFailed)
+    assert end.kind is FailureKind.OVERLOADED
     assert "are more than this engine, which takes them together" in end.reason
     live = Bench(tmp_path, PieceEngine())
     live.do(work(stream_from=(0,)))
