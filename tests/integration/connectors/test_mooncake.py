@@ -379,7 +379,7 @@ def test_reads_that_do_not_end_are_not_added_to(make: Make, monkeypatch: pytest.
         with monkeypatch.context() as stuck:
             stuck.setattr(consumer._engine, "read", lambda *_, reading=reading: reading)
             with pytest.raises(TransferTimeoutError):
-                consumer.get("0", "1", "key", metadata | KEEP | {"timeout_s": 0.2})
+                consumer.get("0", "1", "key", metadata | KEEP | {"timeout_s": soon_s(0.2)})
         if reading is readings[0]:
             assert consumer.get("0", "1", "key", metadata | KEEP) is not None
     with pytest.raises(TransferError, match="8 earlier reads there do not end"):
