@@ -90,7 +90,7 @@ class _TimeLeft:
         return ref.from_stage
 
 
-class _Read(dict[str, dict[int, Mapping[str, Any]]]):
+class _ReadHandOffs(dict[str, dict[int, Mapping[str, Any]]]):
     """Hand-offs by role and stage; ``size_bytes``: how much was read, whatever the references say."""
 
     size_bytes: int = 0
@@ -98,7 +98,7 @@ class _Read(dict[str, dict[int, Mapping[str, Any]]]):
 
 def size_of(fetched: HandOffs) -> int:
     """How many bytes were read of what ``fetch`` returned."""
-    return fetched.size_bytes if isinstance(fetched, _Read) else 0
+    return fetched.size_bytes if isinstance(fetched, _ReadHandOffs) else 0
 
 
 class Payloads:
@@ -150,7 +150,7 @@ class Payloads:
         ``deadline_s`` is the request's. Raise PayloadError if one is missing or damaged.
         """
         time_left = _TimeLeft(self._clock, deadline_s)
-        found = _Read()
+        found = _ReadHandOffs()
         for ref in refs:
             of_role = found.setdefault(ref.role, {})
             if ref.from_stage in of_role:

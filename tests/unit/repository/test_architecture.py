@@ -60,7 +60,7 @@ LAYERS = {
         ("commands", "testing", "__main__"),
     ),
     "hub": (
-        ("", "config", "media", "asked", "engine_protocol", "exposition"),
+        ("", "config", "media", "asked", "engine_protocol", "exposition", "json_memory"),
         ("request", "pool"),
         ("replicas", "metrics", "receipts"),
         ("orchestrator",),
