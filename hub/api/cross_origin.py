@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
-from hub.api.door.hosts import is_loopback, is_own_host, is_own_page
+from hub.api.door.hosts import is_own_page
 from hub.api.errors import error_body
 from omni_discovery.errors import InvalidRequestError
+from omni_discovery.sockets.hosts import is_loopback, is_own_host
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,14 +11,13 @@ import threading
 import time
 from socketserver import ThreadingMixIn
 from typing import Any, Final
-from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.errors import ConfigError
 from omni_discovery.metrics.samples import LatestSamples, Sample, encode_sample
-from omni_discovery.records.addresses import is_loopback, is_number
 from omni_discovery.records.api_key import digest_of
+from omni_discovery.sockets.hosts import is_loopback, is_own_host
 from omni_discovery.sockets.listen import bind
 
 logger = logging.getLogger(__name__)
@@ -137,20 +136,12 @@ def _refuse_other_names(app: Any) -> Any:
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Any:
         # Browsers always say whom they ask.
-        if _is_this_machine(str(environ.get("HTTP_HOST", "localhost"))):
+        if is_own_host(str(environ.get("HTTP_HOST", "localhost")), ()):
             return app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain")])
         return [b"this port is asked by an address, or as localhost\n"]
 
     return guarded
-
-
-def _is_this_machine(authority: str) -> bool:
-    try:
-        host = (urlsplit(f"//{authority}").hostname or "").rstrip(".")
-    except ValueError:
-        return False
-    return host == "localhost" or host.endswith(".localhost") or is_number(host)
 
 
 class MetricsExporter:

@@ -9,12 +9,12 @@ import ssl
 from typing import TYPE_CHECKING, Any, Final
 
 from hub.api.door.config import DoorConfig, OwnPort
-from hub.api.door.hosts import is_loopback
 from hub.api.door.keys import ApiKey, read_key, read_key_file
 from hub.api.door.tls import TlsFiles, load_context
 from omni_discovery.commands.access.secret_file import read_secret_file
 from omni_discovery.commands.flags import METRICS_HOST, check_host
 from omni_discovery.errors import ConfigError
+from omni_discovery.sockets.hosts import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

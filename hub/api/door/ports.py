@@ -16,13 +16,13 @@ from hub.api.cross_origin import WebPolicy, web_policy
 from hub.api.dashboard.entry import PAGES
 from hub.api.dashboard.routes import AdminSite, Dashboard
 from hub.api.door.guard import Door, Locks, OnlyMetrics, OwnHostOnly
-from hub.api.door.hosts import is_loopback
 from hub.api.door.keys import KeyRing, read_key
 from hub.api.door.tls import follow_files, load_context
 from hub.api.server import HttpServer
 from omni_discovery.errors import ConfigError
 from omni_discovery.processes import make_private, write_private
 from omni_discovery.receipts.asking import listen_locally, remove_local
+from omni_discovery.sockets.hosts import is_loopback
 from omni_discovery.sockets.listen import Sharing, bind
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ producer has a few look-ups at a time, so that names of its making, which hang, 
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from omni_discovery.records.addresses import is_number
 from stage_runtime.connectors.base import current_producer
 from stage_runtime.connectors.errors import TransferError, TransferTimeoutError
 
@@ -88,7 +88,7 @@ class Names:
 
         Raise TransferError or TransferTimeoutError.
         """
-        if _is_number(host):
+        if is_number(host):
             return self._lookup(host, port)
         name, lookup = self._begin(host, port)
         if lookup is not None:
@@ -169,11 +169,3 @@ def _wait(ended: threading.Event, wait_s: float, check: Callable[[], None]) -> N
         check()
         if time.monotonic() >= until_s:
             return
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
