@@ -90,8 +90,7 @@ class _Inflow:
     fetched_bytes: int = 0
     #: All pieces so far, for an engine without ``feed``: it gets them together.
     collected: list[_Handed] = field(default_factory=list)
-    #: Pieces that are kept until all have come, here or in the engine, and their bytes.
-    kept: int = 0
+    #: Bytes of the pieces that are kept until all have come, here or in the engine.
     kept_bytes: int = 0
 
 
@@ -220,7 +219,7 @@ class Pieces:
             piece, flow.fetched = flow.fetched, None
             flow.queued.popleft()
             if piece is not None and (self._feed is None or self._keeps(key)):
-                self._count(flow)
+                self._count(flow, fed.number + 1)
             if self._feed is not None:
                 self._feed(key, flow.from_stage, piece, fed.is_last)
             elif piece is not None:
@@ -229,14 +228,13 @@ class Pieces:
                 last = flow.last_fed = fed.number
         return last
 
-    def _count(self, flow: _Inflow) -> None:
-        """Count the piece that was fetched, and is kept until all have come. Raise _FullError for one too many."""
-        flow.kept += 1
+    def _count(self, flow: _Inflow, pieces: int) -> None:
+        """Count the last of so many pieces, which are kept until all have come. Raise _FullError for one too many."""
         flow.kept_bytes += flow.fetched_bytes
         self._kept_bytes += flow.fetched_bytes
         own_bytes = sum(each.kept_bytes for each in self._inflows[flow.work.key].values())
-        if flow.kept > MOST_COLLECTED or own_bytes + self._kept_bytes > MOST_COLLECTED_BYTES:
-            told = f"{flow.kept} pieces of stage {flow.from_stage}, of {flow.kept_bytes} bytes"
+        if pieces > MOST_COLLECTED or own_bytes + self._kept_bytes > MOST_COLLECTED_BYTES:
+            told = f"{pieces} pieces of stage {flow.from_stage}, of {flow.kept_bytes} bytes"
             raise _FullError(f"{told}, are more than this engine, which takes them together, can be given now")
 
     def _is_wanted(self, flow: _Inflow) -> bool:

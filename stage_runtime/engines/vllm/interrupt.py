@@ -16,6 +16,7 @@ from stage_runtime.engines.vllm import prompt_logprobs
 from stage_runtime.engines.vllm import resume as vllm_resume
 from stage_runtime.engines.vllm.handoff import Answer
 from stage_runtime.engines.vllm.load import Model
+from stage_runtime.engines.vllm.sampling_params import are_known
 
 
 def can_pause(answer: Answer, model: Model) -> bool:
@@ -50,8 +51,7 @@ def take_over(answer: Answer, model: Model) -> EngineOutput | None:
         raise vllm_resume.refusal("prompt_embeds")
     if len(answer.prompt) + len(resume.token_ids) > model.max_model_len:
         raise vllm_resume.refusal("other prompt")
-    # vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
-    if resume.token_ids and not 0 <= min(resume.token_ids) <= max(resume.token_ids) < model.vocab_size:
+    if resume.token_ids and not are_known(resume.token_ids, model.vocab_size):
         raise vllm_resume.refusal("other text")
     answer.token_ids += resume.token_ids
     answer.texts.append(resume.text)

@@ -201,8 +201,7 @@ class PrefillDecode:
             return
         given = handed["kv_transfer_params"]
         # vLLM has its own defaults for numbers that are absent, and computes with those that are null.
-        nulls = [name for name in _NUMBERS if given.get(name) is None]
-        self._give(params, {name: value for name, value in given.items() if name not in nulls})
+        self._give(params, {name: each for name, each in given.items() if each is not None or name not in _NUMBERS})
 
     def hand_over(self, request: StageRequest, prompt_token_ids: Sequence[int], returned: Any) -> dict[str, Any]:
         """The hand-off to the decode stage; ``returned`` are the connector's parameters at the end of the prefill."""

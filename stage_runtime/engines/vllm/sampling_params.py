@@ -96,9 +96,16 @@ def pooling_params(given: Mapping[str, Any], usual_task: str) -> Any:
 def check_prompt(token_ids: Sequence[int], longest: int, vocab_size: int, least_answer: int = 1) -> None:
     """Raise InvalidRequestError for a prompt without room for ``least_answer`` tokens, or with an unknown token."""
     check_length(len(token_ids), longest, least_answer)
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        # vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
+    if not are_known(token_ids, vocab_size):
         raise InvalidRequestError("a token id of the prompt is out of the vocabulary")
+
+
+def are_known(token_ids: Sequence[int], vocab_size: int) -> bool:
+    """Whether the model has a row for each of these tokens, of which there is one at least.
+
+    vLLM's own check passes ids that only its tokenizer knows, and the engine would die of them.
+    """
+    return min(token_ids) >= 0 and max(token_ids) < vocab_size
 
 
 def check_length(tokens: int, longest: int, least_answer: int = 1) -> None:
