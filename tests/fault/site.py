@@ -26,7 +26,6 @@ from tests.support.cluster import EtcdCluster, Member, etcd_image
 from tests.support.hub import Hub
 from tests.support.netns import Host, Network
 from tests.support.processes import Child, wait_for
-from tests.support.quiet import soon_s
 from tests.support.registry import etcdctl
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -145,7 +144,7 @@ class Site:
             for side in SIDES:
                 self.start_supervisor(stage, side)
         self._start_haproxy()
-        wait_for("a whole site", lambda: self.lack() == "", soon_s(120.0))
+        wait_for("a whole site", lambda: self.lack() == "", 240.0)
 
     # -- What runs ------------------------------------------------------------------------------------------------
 

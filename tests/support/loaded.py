@@ -1,7 +1,7 @@
 """``python -m tests.support.loaded``: all tests again and again, beside processes that take every core.
 
-Each run is one of ``make test`` beside ``stress-ng --cpu 4``. A line tells of each how it ended, how long its lanes
-took, and which tests failed in their lane and passed alone; what a run printed is in a file.
+Each run is the lanes of ``make test`` beside ``stress-ng --cpu 4``. A line tells how it ended, how long it took,
+and which tests failed in their lane and which of them alone, too; what a run printed is in a file.
 """
 
 from __future__ import annotations

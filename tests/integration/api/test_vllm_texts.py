@@ -22,7 +22,6 @@ from stage_runtime.engines.files import npy_of
 from tests.support.engines import THINKER, as_the_supervisor_has_it, skip_without_vllms_server
 from tests.support.hub_fakes import FakeReplica, running_hub, until
 from tests.support.longest_turn import longest_turn
-from tests.support.quiet import soon_s
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
 
@@ -153,7 +152,7 @@ async def test_pairs_that_come_to_more_text_than_a_body_are_refused_and_leave_no
         assert (other.status_code, taken_s < MOST_S) == (200, True), other.text
         waiting = app.state.engine_client.renderer._executor.submit.__self__._of_long._waiting
         # What was given up is passed over, a job at a time.
-        await until(lambda: not waiting, soon_s(1.0))
+        await until(lambda: not waiting, 2.0)
         words = "a " * 500
         refused, _ = await ask(client, "/rerank", {"model": "m", "query": words, "documents": ["b"] * 1000})
     assert (refused.status_code, "characters together" in refused.text) == (400, True), refused.text

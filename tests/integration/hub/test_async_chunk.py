@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_stops_both_stages_within_a_second() -> None:
         await until(
             lambda: all(r.server.queue_length == 0 for r in replicas if isinstance(r, LocalReplica)), soon_s(1.0)
         )
-        await until(lambda: not any(r.payloads._kept for r in replicas if isinstance(r, LocalReplica)), soon_s(1.0))
+        await until(lambda: not any(r.payloads._kept for r in replicas if isinstance(r, LocalReplica)), 2.0)
 
 
 async def test_a_stage_that_fails_in_mid_stream_ends_the_one_that_feeds_it_with_the_reason() -> None:
@@ -274,7 +274,7 @@ async def test_a_producer_that_is_killed_ends_the_stage_it_fed_at_once(finals: t
                 await follow()
             assert time.monotonic() - killed_s < soon_s(1.0)
         assert isinstance(talker, LocalReplica)
-        await until(lambda: talker.server.queue_length == 0 and not talker.engine.has_unfinished(), soon_s(1.0))
+        await until(lambda: talker.server.queue_length == 0 and not talker.engine.has_unfinished(), 2.0)
 
 
 async def test_a_consumer_that_is_killed_is_fed_from_the_first_piece_elsewhere() -> None:

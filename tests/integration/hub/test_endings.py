@@ -50,7 +50,7 @@ async def test_closing_the_generator_aborts_the_stage_that_runs() -> None:
         outputs = omni.generate({"prompt": "x"})
         await anext(outputs)
         await outputs.aclose()
-        await until(lambda: bool(replica.of(wire.Abort)), timeout_s=soon_s(1.0))
+        await until(lambda: bool(replica.of(wire.Abort)), timeout_s=2.0)
         assert replica.of(wire.Abort)[0].request_id == replica.of(wire.Submit)[0].request_id
 
 

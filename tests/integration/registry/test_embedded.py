@@ -18,7 +18,6 @@ import pytest
 from omni_discovery.errors import EmbeddedEtcdError
 from omni_discovery.etcd.embedded import EmbeddedEtcd, find_binary
 from tests.support.processes import wait_for
-from tests.support.quiet import soon_s
 from tests.support.registry import etcdctl
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,7 +74,7 @@ def test_it_dies_with_its_owner_however_that_dies(number: signal.Signals) -> Non
     etcdctl(endpoint, "get", "k")
     owner.send_signal(number)
     owner.wait(10.0)
-    wait_for("etcd to die", lambda: not is_running(pid), timeout_s=soon_s(2.0))
+    wait_for("etcd to die", lambda: not is_running(pid), timeout_s=4.0)
 
 
 def test_what_a_killed_owner_left_on_disk_is_removed_by_the_next() -> None:
@@ -83,7 +82,7 @@ def test_what_a_killed_owner_left_on_disk_is_removed_by_the_next() -> None:
     folder = Path(f"/proc/{pid}/cwd").readlink()
     owner.kill()
     owner.wait(10.0)
-    wait_for("etcd to die", lambda: not is_running(pid), timeout_s=soon_s(2.0))
+    wait_for("etcd to die", lambda: not is_running(pid), timeout_s=4.0)
     assert folder.exists()
     with EmbeddedEtcd():
         assert not folder.exists()
