@@ -480,6 +480,7 @@ ATTACKS: Final = (
     Attack("Z83", "an answer to go on with, of tokens that the model has no row for", "not gone on with"),
     Attack("Z84", "hundreds of answers of pictures or sound, of which little is read now and then", "a bound for all"),
     Attack("Z85", "a page whose own name leads to a supervisor's metrics on loopback", "403"),
+    Attack("Z86", "a hub that never releases what stages hand over for it, until others find no room", "gives way"),
 )
 
 #: Rows without a test, and why.
