@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Hashable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -19,7 +20,7 @@ from hub.api.client_quota import client_of
 from omni_discovery.errors import OverloadedError
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import AsyncIterator, Iterable, MutableMapping
     from typing import Any
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,7 +31,7 @@ _Body = TypeVar("_Body", bound=Hashable)
 _KEY: Final = "omni.long_bodies"
 _HELD: Final = "omni.held_bytes"
 #: Shorter ones wait for nothing: the worst of them take a few milliseconds.
-LONG_BYTES: Final = 16 << 10
+_LONG_BYTES: Final = 16 << 10
 #: After a body that took the loop no longer than this, the next one follows at once.
 _SHORT_S: Final = 0.005
 _LONGEST_REST_S: Final = 0.5
@@ -81,6 +82,53 @@ class WaitingBodies(Generic[_Body]):
         self.size_bytes -= bodies.pop(body)
         if not bodies:
             del self._clients[client]
+
+
+class ClientTurns:
+    """``places`` for work beside the loop. Who finds none free waits for one, the clients in turn. Used on one loop."""
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()
+
+    @asynccontextmanager
+    async def turn(self, client: str, size_bytes: int = 0) -> AsyncIterator[None]:
+        """Hold a place; so many bytes wait for it. Raise OverloadedError if too many wait."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(client, size_bytes)
+        try:
+            yield
+        finally:
+            self._hand_on()
+
+    async def _wait(self, client: str, size_bytes: int) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _refuse(self._waiting.add_body(client, mine, size_bytes))
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled() and mine.exception() is None:
+                # It has the place, and leaves it to the next one.
+                self._hand_on()
+            raise
+        finally:
+            self._waiting.remove_body(client, mine)
+
+    def _hand_on(self) -> None:
+        while (body := self._waiting.next_body()) is not None:
+            if not body.done():
+                # The place stays taken until that one runs.
+                body.set_result(None)
+                return
+        self._free += 1
+
+
+def _refuse(bodies: Iterable[asyncio.Future[None]]) -> None:
+    for each in bodies:
+        if not each.done():
+            each.set_exception(OverloadedError("too many long bodies wait here to be read", _RETRY_AFTER_S))
 
 
 class HeldBodies:
@@ -151,9 +199,7 @@ class LongBodies:
             self._begin()
             return
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for refused in self._waiting.add_body(client, mine, size_bytes):
-            if not refused.done():
-                refused.set_exception(OverloadedError("too many long bodies wait here to be read", _RETRY_AFTER_S))
+        _refuse(self._waiting.add_body(client, mine, size_bytes))
         try:
             await mine
         finally:
@@ -198,9 +244,16 @@ async def long_body(scope: MutableMapping[str, Any], size_bytes: int, memory_byt
     and kept for the whole request, see ``memory_of``. Raise OverloadedError if too much waits, or is kept.
     """
     turns: LongBodies | None = scope.get(_KEY)
-    if turns is not None and size_bytes >= LONG_BYTES:
+    if turns is not None and size_bytes >= _LONG_BYTES:
         await turns.turn(client_of(scope), size_bytes)
         turns.hold(scope, memory_bytes)
+
+
+async def long_work(scope: MutableMapping[str, Any]) -> None:
+    """Wait for the same turn with something short that takes the loop as long. Raise OverloadedError as above."""
+    turns: LongBodies | None = scope.get(_KEY)
+    if turns is not None:
+        await turns.turn(client_of(scope), _LONG_BYTES)
 
 
 def hold_messages(scope: MutableMapping[str, Any], memory_bytes: int) -> None:

@@ -8,14 +8,13 @@ of its outputs, and its replica is paused as for a slow client.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hub.api.audio.encoder import SLICE_BYTES, SoundFile, SpeechFile
 from hub.api.exchange import client_name, current_exchange
+from hub.api.long_bodies import ClientTurns
 from hub.media import read_wav
 from omni_discovery.errors import EngineFailedError
 
@@ -38,7 +37,7 @@ class EncoderThreads:
     def __init__(self, threads: int = _THREADS, slice_s: float = _SLICE_S) -> None:
         self._threads, self._slice_s = threads, slice_s
         self._pool = self._new_pool()
-        self._turns = _ClientTurns(threads)
+        self._turns = ClientTurns(threads)
         #: Slices that nobody waits for any more, while a thread is still at work on them.
         self._late: set[Future[Any]] = set()
 
@@ -89,47 +88,3 @@ class EncoderThreads:
 
     def _new_pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._threads, thread_name_prefix="encoder")
-
-
-class _ClientTurns:
-    """Which client's slice is next: the clients one after the other, of each its oldest. Used on one loop."""
-
-    def __init__(self, places: int) -> None:
-        self._free = places
-        #: By client, the one whose turn is next before all others.
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-
-    @asynccontextmanager
-    async def turn(self, client: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it."""
-        if self._free:
-            self._free -= 1
-        else:
-            await self._wait(client)
-        try:
-            yield
-        finally:
-            self._hand_on()
-
-    async def _wait(self, client: str) -> None:
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                # It has the place, and leaves it to the next one.
-                self._hand_on()
-            raise
-
-    def _hand_on(self) -> None:
-        while self._waiting:
-            client, waiting = next(iter(self._waiting.items()))
-            following = waiting.popleft()
-            self._waiting.move_to_end(client)
-            if not waiting:
-                del self._waiting[client]
-            if not following.done():
-                following.set_result(None)
-                return
-        self._free += 1

@@ -26,7 +26,7 @@ from hub.api.errors import NotServedError, UnauthorizedError, describe, error_re
 from hub.api.exchange import exchange_of
 from hub.api.generation.fields import check_model
 from hub.api.generation.usage import Usage
-from hub.api.long_bodies import LONG_BYTES, long_body
+from hub.api.long_bodies import long_body, long_work
 from hub.api.protocols import input_wait_of
 from hub.api.realtime.beta import BETA_HEADER, BETA_SUBPROTOCOL, as_beta
 from hub.api.realtime.conversation import memory_of, read_samples
@@ -306,7 +306,7 @@ class _Connection:
             try:
                 with self._omni.rejections.counted():
                     # A few bytes have all of the conversation read: in turns, as if it came anew.
-                    await long_body(self._websocket.scope, LONG_BYTES)
+                    await long_work(self._websocket.scope)
             except OverloadedError as error:
                 self._put(EventFailed(error, getattr(event, "event_id", None)))
                 if isinstance(event, ResponseCreate):

@@ -20,7 +20,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from hub.api.audio.threads import EncoderThreads
 from hub.api.door.guard import Door, Locks
 from hub.api.door.keys import KeyRing
-from hub.api.long_bodies import LONG_BYTES
 from hub.api.realtime import connection as connection_module
 from hub.api.routes import build_app
 from hub.api.server import HttpServer
@@ -542,14 +541,13 @@ async def test_who_has_the_conversation_read_waits_for_a_turn(hub: Served, monke
     """26 bytes have thousands of parts read: one conversation at a time, as a long body is. A turn may be refused."""
     waited = 0
 
-    async def turn(_scope: Any, size_bytes: int) -> None:
+    async def turn(_scope: Any) -> None:
         nonlocal waited
-        is_long = size_bytes >= LONG_BYTES
-        waited += is_long
-        if is_long and waited == 1:
+        waited += 1
+        if waited == 1:
             raise OverloadedError("too much waits here to be read", 1.0)
 
-    monkeypatch.setattr(connection_module, "long_body", turn)
+    monkeypatch.setattr(connection_module, "long_work", turn)
     async with plain(hub) as connection:
         await connection.send(_message("one two", id="first"))
         await hear(connection, "conversation.item.done")

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from hub.api.client_quota import client_of
 from hub.api.errors import BodyTooLongError
-from hub.api.long_bodies import WaitingBodies, long_body
+from hub.api.long_bodies import ClientTurns, long_body
 from hub.api.vllm.bounds.fan_out import MAX_IN_ALL
 from hub.json_memory import memory_of
 from omni_discovery.errors import InvalidRequestError, OverloadedError, RequestError
@@ -82,8 +82,9 @@ _FORM_SIGNS: Final = (b"structured_outputs", b"response_format", b'"text"', b"ou
 #: One of these is in each prompt with earlier calls.
 _ARGUMENTS_SIGNS: Final = (b'"arguments"', b"\\u")
 #: A single one: two would take the loop's time from it twice as often.
+#: Where large bodies are checked one by one, so that the hub's loop goes on meanwhile.
 _thread: Final = ThreadPoolExecutor(1, "BodyCheck")
-_RETRY_AFTER_S: Final = 1.0
+_turns: Final = ClientTurns(1)
 
 
 class _Forms(msgspec.Struct, frozen=True):
@@ -280,53 +281,6 @@ def _check_length_penalty(value: bytes) -> None:
         )
 
 
-class BodyChecks:
-    """Large bodies are checked in a thread, so that the hub's loop goes on meanwhile: one by one, the clients' in turn.
-
-    Used on one loop.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: WaitingBodies[asyncio.Future[None]] = WaitingBodies()
-        self._is_taken = False
-
-    async def run(self, client: str, size_bytes: int, check: Callable[[], object]) -> None:
-        """Raise what ``check`` does, or OverloadedError if too much waits for it."""
-        if self._is_taken:
-            await self._turn(client, size_bytes)
-        self._is_taken = True
-        try:
-            await asyncio.get_running_loop().run_in_executor(_thread, check)
-        finally:
-            self._next()
-
-    async def _turn(self, client: str, size_bytes: int) -> None:
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for refused in self._waiting.add_body(client, mine, size_bytes):
-            if not refused.done():
-                refused.set_exception(OverloadedError("too many long bodies wait here to be checked", _RETRY_AFTER_S))
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled() and mine.exception() is None:
-                # It has the turn, and leaves it to the next one.
-                self._next()
-            raise
-        finally:
-            self._waiting.remove_body(client, mine)
-
-    def _next(self) -> None:
-        while (body := self._waiting.next_body()) is not None:
-            if not body.done():
-                # The turn stays taken until that one runs.
-                body.set_result(None)
-                return
-        self._is_taken = False
-
-
-_checks: Final = BodyChecks()
-
-
 def counted_bytes(whole: bytes) -> int:
     """The size of a body, or that of a large one where it may take as long to look through."""
     has_forms = len(whole) >= _LARGE_FORM_BYTES and any(sign in whole for sign in _FORM_SIGNS)
@@ -338,13 +292,18 @@ async def checked_aside(check: Callable[[bytes], object], whole: bytes, scope: S
     if counted_bytes(whole) < _LARGE_BYTES:
         check(whole)
     else:
-        await _checks.run(client_of(scope), len(whole), lambda: check(whole))
+        await _checked_in_thread(client_of(scope), len(whole), lambda: check(whole))
 
 
 async def run_aside(size_bytes: int, check: Callable[[], object]) -> None:
     """Have something in the current context's request checked. Raise what ``check`` does, or OverloadedError."""
     body = _current.get()
-    await _checks.run("" if body is None else body.client, size_bytes, check)
+    await _checked_in_thread("" if body is None else body.client, size_bytes, check)
+
+
+async def _checked_in_thread(client: str, size_bytes: int, check: Callable[[], object]) -> None:
+    async with _turns.turn(client, size_bytes):
+        await asyncio.get_running_loop().run_in_executor(_thread, check)
 
 
 class Body:

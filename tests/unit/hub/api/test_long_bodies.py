@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hub.api.long_bodies import HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body
+from hub.api.long_bodies import ClientTurns, HeldBodies, LongBodies, WaitingBodies, hold_messages, long_body
 from hub.json_memory import memory_of
 from omni_discovery.errors import OverloadedError
 
@@ -208,3 +210,47 @@ async def test_what_a_websocket_has_waiting_counts_at_its_most() -> None:
     hold_messages(second, 1 << 29)
     with pytest.raises(OverloadedError):
         hold_messages(first, (1 << 29) + 1)
+
+
+async def work_aside(turns: ClientTurns, client: str, size_bytes: int, act: Callable[[], object]) -> None:
+    """Have a thread do something in a client's turn."""
+    async with turns.turn(client, size_bytes):
+        await asyncio.to_thread(act)
+
+
+@pytest.mark.attack("T2")
+async def test_the_bodies_of_one_client_are_not_all_worked_on_before_anothers() -> None:
+    turns, order = ClientTurns(1), list[str]()
+    clients = ["a"] * 20 + ["b"]
+    await asyncio.gather(*(work_aside(turns, each, 100, lambda each=each: order.append(each)) for each in clients))
+    assert len(order) == 21
+    assert order.index("b") <= 2
+
+
+@pytest.mark.attack("T2")
+async def test_bodies_that_wait_for_a_place_are_bounded_in_memory() -> None:
+    """The first has the place; of 256 MiB and 100 more, the last one has no room."""
+    turns = ClientTurns(1)
+    sizes = (100, 128 << 20, 128 << 20, 100)
+    ends = await asyncio.gather(*(work_aside(turns, "a", each, list) for each in sizes), return_exceptions=True)
+    assert [type(end) for end in ends] == [type(None), type(None), type(None), OverloadedError]
+    await work_aside(turns, "a", 100, list)
+
+
+@pytest.mark.attack("T2")
+async def test_a_body_that_is_given_up_while_it_waits_for_a_place_lets_the_next_one_pass() -> None:
+    """One is given up in the queue, another in the moment in which its turn comes, a third at work."""
+    turns, may_end = ClientTurns(1), threading.Event()
+    first = asyncio.create_task(work_aside(turns, "a", 100, lambda: may_end.wait(30)))
+    await asyncio.sleep(0)
+    in_queue, at_turn, last = (asyncio.create_task(work_aside(turns, "a", 100, list)) for _ in range(3))
+    await asyncio.sleep(0)
+    in_queue.cancel()
+    first.cancel()
+    await asyncio.sleep(0)
+    at_turn.cancel()
+    may_end.set()
+    async with asyncio.timeout(30):
+        await last
+        await work_aside(turns, "a", 100, list)
+    assert [each.cancelled() for each in (first, in_queue, at_turn)] == [True, True, True]

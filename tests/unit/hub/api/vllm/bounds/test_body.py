@@ -18,7 +18,6 @@ from hub.api.vllm.bounds.body import (
     MAX_REPEATED_BYTES,
     Asked,
     Body,
-    BodyChecks,
     check_body,
     checked_aside,
     counted_bytes,
@@ -106,44 +105,6 @@ def test_a_large_body_is_checked_beside_the_loop(size_bytes: int, is_aside: bool
     with pytest.raises(InvalidRequestError, match="no"):
         asyncio.run(checked_aside(check, b"{" * size_bytes, SCOPE))
     assert [each is not threading.current_thread() for each in seen] == [is_aside]
-
-
-@pytest.mark.attack("T2")
-async def test_the_bodies_of_one_client_are_not_all_checked_before_anothers() -> None:
-    checks, order = BodyChecks(), list[str]()
-    clients = ["a"] * 20 + ["b"]
-    await asyncio.gather(*(checks.run(each, 100, lambda each=each: order.append(each)) for each in clients))
-    assert len(order) == 21
-    assert order.index("b") <= 2
-
-
-@pytest.mark.attack("T2")
-async def test_bodies_that_wait_to_be_checked_are_bounded_in_memory() -> None:
-    """The first is being checked; of 256 MiB and 100 more, the last one has no room."""
-    checks = BodyChecks()
-    sizes = (100, 128 << 20, 128 << 20, 100)
-    ends = await asyncio.gather(*(checks.run("a", each, list) for each in sizes), return_exceptions=True)
-    assert [type(end) for end in ends] == [type(None), type(None), type(None), OverloadedError]
-    await checks.run("a", 100, list)
-
-
-@pytest.mark.attack("T2")
-async def test_a_body_that_is_given_up_while_it_waits_to_be_checked_lets_the_next_one_pass() -> None:
-    """One is given up in the queue, another in the moment in which its turn comes, a third while it is checked."""
-    checks, may_end = BodyChecks(), threading.Event()
-    first = asyncio.create_task(checks.run("a", 100, lambda: may_end.wait(30)))
-    await asyncio.sleep(0)
-    in_queue, at_turn, last = (asyncio.create_task(checks.run("a", 100, list)) for _ in range(3))
-    await asyncio.sleep(0)
-    in_queue.cancel()
-    first.cancel()
-    await asyncio.sleep(0)
-    at_turn.cancel()
-    may_end.set()
-    async with asyncio.timeout(30):
-        await last
-        await checks.run("a", 100, list)
-    assert [each.cancelled() for each in (first, in_queue, at_turn)] == [True, True, True]
 
 
 @pytest.mark.attack("T3")
