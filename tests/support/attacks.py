@@ -481,6 +481,7 @@ ATTACKS: Final = (
     Attack("Z84", "hundreds of answers of pictures or sound, of which little is read now and then", "a bound for all"),
     Attack("Z85", "a page whose own name leads to a supervisor's metrics on loopback", "403"),
     Attack("Z86", "a hub that never releases what stages hand over for it, until others find no room", "gives way"),
+    Attack("Z87", "a body with half a surrogate, which only vLLM-Omni's server reads, and a link beside it", "400"),
 )
 
 #: Rows without a test, and why.

@@ -135,6 +135,11 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
     # A form, which is no JSON in any encoding, or nothing at all.
     if begin.startswith(b"--") or not begin:
         return _NOTHING
+    # Python reads halves of surrogates, too, and nothing else does: whoever looked at it would have seen nothing.
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the body is not JSON in UTF-8: {error.reason}") from error
     # What is checked has to be what the server reads: it would also read JSON behind a byte order mark.
     if not begin.startswith(b"{"):
         raise InvalidRequestError(

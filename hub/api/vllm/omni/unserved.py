@@ -84,16 +84,19 @@ def refusal_of_path(method: str, path: str, outputs: Collection[str | None], *, 
 
 
 def decoded(body: bytes) -> Mapping[str, Any]:
-    """The fields of a request in JSON; none of anything else, of which the server says what is wrong with it.
+    """The fields of a request in JSON; none of a form, or of nothing at all.
 
-    Raise InvalidRequestError for numbers that the server would read, and this can't.
+    Raise InvalidRequestError for anything else that can't be read: the server may read it all the same.
     """
+    begin = body.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not begin or begin.startswith(b"--"):
+        return {}
     try:
-        asked = msgspec.json.decode(body.removeprefix(b"\xef\xbb\xbf"))
+        asked = msgspec.json.decode(begin)
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"the body has a number out of range: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not JSON: {error}") from error
     return asked if isinstance(asked, dict) else {}
 
 

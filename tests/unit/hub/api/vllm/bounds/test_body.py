@@ -167,7 +167,17 @@ def test_what_a_stage_takes_few_of_is_refused_before_it_is_read(field: dict[str,
 
 @pytest.mark.attack("P23")
 @pytest.mark.parametrize(
-    "body", [b'\xef\xbb\xbf{"model": "m"}', '{"a": 1}'.encode("utf-16"), b"[]", b"7", b"\x0b{}", b"a=b"]
+    "body",
+    [
+        b'\xef\xbb\xbf{"model": "m"}',
+        '{"a": 1}'.encode("utf-16"),
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"a": "\xff"}',
+        b"[]",
+        b"7",
+        b"\x0b{}",
+        b"a=b",
+    ],
 )
 def test_what_the_server_might_read_otherwise_is_refused(body: bytes) -> None:
     """Behind a byte order mark the server read JSON whose forms and tools nothing had checked."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hub.api.vllm.omni.unserved import decoded, refusal_of_chat, refusal_of_path, refusal_of_request
+from omni_discovery.errors import InvalidRequestError
 
 BOTH = ("audio", "image")
 
@@ -41,7 +42,8 @@ def test_what_is_served_passes() -> None:
     tools = {"messages": [{"content": [{"type": "tool_use", "input": {"image": "x"}}, {"type": "tool_result"}]}]}
     for body in (chat, schema, tools, {"input": "hello", "voice": "ethan"}, {"input": [[1, 2]]}, [1], "text"):
         assert not refusal_of_request(decoded(json.dumps(body).encode()))
-    assert not refusal_of_request(decoded(b"no JSON"))
+    for nothing in (b"", b" ", b"--form"):
+        assert not refusal_of_request(decoded(nothing))
 
 
 def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
@@ -74,6 +76,16 @@ def test_a_pipeline_that_makes_no_sound_or_no_pictures_says_so() -> None:
 def test_no_address_or_file_of_a_request_is_opened(body: dict[str, Any], said: str) -> None:
     for written in (json.dumps(body).encode(), b"\xef\xbb\xbf" + json.dumps(body).encode()):
         assert refusal_of_request(decoded(written)).startswith(f"{said}: nothing here takes")
+
+
+@pytest.mark.attack("Z87")
+@pytest.mark.parametrize("odd", [b'"\xed\xa0\x80"', b'"\\ud800"', b"NaN", b"Infinity", b"1e999"])
+def test_what_the_server_reads_and_nothing_else_does_is_refused(odd: bytes) -> None:
+    """As if it brought nothing along, its files and links were passed on."""
+    body = b'{"input": "hi", "ref_audio": "http://169.254.169.254/", "x": ' + odd + b"}"
+    assert json.loads(body)["ref_audio"]
+    with pytest.raises(InvalidRequestError):
+        decoded(body)
 
 
 @pytest.mark.parametrize(
