@@ -16,6 +16,7 @@ import msgspec
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.containers import decode_any
 from omni_discovery.inputs.form_depth import check_levels, check_rules
+from omni_discovery.inputs.form_width import SchemaWidth, check_grammar_width
 
 #: Characters of a schema (without its signs) or a grammar; of a regular expression, or of all choices together.
 MAX_FORM: Final = 64 << 10
@@ -187,7 +188,7 @@ def _decoded(what: str, text: str) -> Any:
 def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
     if isinstance(schema, str):
         schema = _decoded(what, schema)
-    total, size, classes, work = 0.0, 0, 0, 0.0
+    total, size, classes, work, width = 0.0, 0, 0, 0.0, SchemaWidth()
     for path, name, value in _walk(what, schema):
         if name == _GUIDANCE:
             raise InvalidRequestError(f"{path}: not served here; leave it out")
@@ -206,6 +207,7 @@ def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
                 f"{path}: numbers of items and properties are more than {MAX_COUNT} together; leave them out, or ask "
                 f"for less"
             )
+        width.add(path, value)
         work += _property_work(value) if isinstance(value, Mapping) else _value_work(name, value)
         if work > MAX_PROPERTY_WORK:
             raise InvalidRequestError(f"{path}: {_TOO_MUCH_WORK}")
@@ -307,7 +309,9 @@ def _check_grammar(what: str, grammar: str) -> int:
     # A rule is compiled once however often it is named, so the counts add up.
     if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_COUNTS:
         raise InvalidRequestError(f"{what}: its counts are more than {MAX_COUNTS} together; ask for less")
-    return _check_classes(what, plain)
+    classes = _check_classes(what, plain)
+    check_grammar_width(what, grammar)
+    return classes
 
 
 def _check_expression(what: str, expression: str) -> int:

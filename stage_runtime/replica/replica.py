@@ -31,7 +31,7 @@ from omni_discovery.processes import is_unshared, process_mark
 from omni_discovery.records.handoff_addresses import KV
 from omni_discovery.records.schema import DRAINED_BY_OPERATOR, FORMER_END, HubRecord, ReplicaStatus
 from omni_discovery.view.known_producers import KnownProducers
-from omni_discovery.wire import VERSION_CUT, FailureKind, takes_cut
+from omni_discovery.wire import VERSION_CUT, FailureKind
 from stage_runtime.addresses import tcp_address
 from stage_runtime.config import EngineDeadError, ReplicaConfig
 from stage_runtime.engine_loop.jobs import Job, Wake
@@ -58,7 +58,7 @@ from stage_runtime.replica.load_deadline import load_deadline
 from stage_runtime.replica.publisher import RecordPublisher, ReplicaSnapshot, StatusPublisher
 from stage_runtime.replica.readiness import ReadinessCheck
 from stage_runtime.replica.sampler import Sampler, gpu_memory, library_versions
-from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog
+from stage_runtime.server.handshake import ReplicaState, SecurityMismatchLog, former_hubs
 from stage_runtime.server.server import ReplicaServer
 from stage_runtime.status_pipe import Exiting, Loading, Registered, Up, WriteStatus, no_status
 from stage_runtime.supervisor.devices import device_in_use
@@ -431,8 +431,9 @@ class Replica:
     def _on_hubs(self, hubs: Mapping[str, HubRecord]) -> None:
         self._hub_count = len(hubs)
         self._security_mismatches.warn_of_hubs(hubs)
-        if not all(takes_cut(hub.wire_version) for hub in hubs.values()):
-            self._server.take_long_frames()
+        public_key = "" if self._keys is None else self._keys.public
+        if former := former_hubs(public_key, hubs, self._server.revoked_hubs):
+            self._server.take_long_frames(former[0])
         self._server.set_allowed_hubs({hub_id: hub.curve_public_key for hub_id, hub in hubs.items()})
 
     def _on_registered(self, replica_id: int, epoch: int) -> None:

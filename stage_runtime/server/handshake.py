@@ -13,6 +13,7 @@ from typing import Final
 
 from omni_discovery import wire
 from omni_discovery.commands.flags import CURVE
+from omni_discovery.curve import is_public_key
 from omni_discovery.log_once import LogOnce
 from omni_discovery.records.schema import HubRecord
 from omni_discovery.wire.session import (
@@ -180,6 +181,17 @@ class Handshake:
 
 #: Hubs that a replica warns of by name.
 _MOST_NAMED: Final = 64
+
+
+def former_hubs(public_key: str, hubs: Mapping[str, HubRecord], revoked: Set[str]) -> list[str]:
+    """The registered hubs of a release before that may connect, with a key of their own if this side has one."""
+    return [
+        hub_id
+        for hub_id, hub in hubs.items()
+        if hub_id not in revoked
+        and not wire.takes_cut(hub.wire_version)
+        and (is_public_key(hub.curve_public_key) if public_key else not hub.curve_public_key)
+    ]
 
 
 class SecurityMismatchLog:

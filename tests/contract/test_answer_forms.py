@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.answer_form import check_answer_form
+from omni_discovery.inputs.form_width import MAX_ROW
 from tests.support.attacks import ROOT
 from tests.unit.omni_discovery.inputs.test_form_depth import GRAMMARS, SCHEMAS
 
@@ -73,6 +75,75 @@ def test_random_forms_within_the_bounds_end_no_process() -> None:
     assert not panics
     # The forms are no noise: llguidance makes many of them.
     assert said.count("made") > 60
+
+
+def alternatives(begin: str, each: str, count: int, end: str) -> Form:
+    return "grammar", begin + " | ".join([each] * count) + end
+
+
+def rules(count: int) -> Form:
+    used = "".join(f" | x y{each}" for each in range(count))
+    made = "".join(f"y{each}: | x\n" for each in range(count))
+    return "grammar", f"start: x\nx: L{used}\nL: /[a-z ]/\n{made}"
+
+
+def lengths(count: int) -> Form:
+    return "grammar", f"start: x\nx: L{''.join(' | ' + 'x ' * each for each in range(1, count))}\nL: /a/\n"
+
+
+def joined(count: int) -> Form:
+    parts = [{"$ref": "#/$defs/p"}, {"anyOf": [{"minItems": each} for each in range(count)]}]
+    parts.append({"anyOf": [{"maxItems": 50 + each} for each in range(count)]})
+    named = {"p": {"type": "array", "items": {"$ref": "#/$defs/r"}}, "r": {"allOf": parts}}
+    return "json", {"$defs": named, "$ref": "#/$defs/r"}
+
+
+#: Forms whose answers may go on in so many ways at one place.
+WIDE: dict[str, Callable[[int], Form]] = {
+    "branches": lambda count: alternatives("start: x\nx: ", "L x", count, " | L\nL: /[a-z ]/\n"),
+    "texts": lambda count: alternatives("start: x\nx: ", '"a" x', count, ' | "b"\n'),
+    "GBNF": lambda count: alternatives("root ::= x\nx ::= ", '["a-z] x', count, " | [a-z]\n"),
+    "rules": rules,
+    "lengths": lengths,
+    "arrays": lambda count: ("json", {"anyOf": [{"type": "array", "items": {"$ref": "#"}}] * count}),
+    "joined": joined,
+}
+
+
+def longest_of(make: Callable[[int], Form]) -> Form:
+    return longest(make(1)[0], lambda count: make(count)[1])
+
+
+@pytest.mark.attack("Z88")
+def test_the_widest_forms_within_the_bounds_take_a_moment() -> None:
+    """Each took minutes for one token, and a rule with a parameter took for ever."""
+    widest = [longest_of(make) for make in WIDE.values()]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    compiled(widest)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime < 15
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.attack("Z88")
+def test_vllm_reads_answers_within_our_limits() -> None:
+    """Of a form that a few characters make ambiguous; all else of the library is there."""
+    from vllm.v1.structured_output import backend_guidance
+
+    from stage_runtime.engines.vllm.forms.limits import limit_forms
+
+    limit_forms()
+    limit_forms()
+    backend: Any = backend_guidance
+    library = backend.llguidance
+    assert library.grammar_from("grammar", 'start: "a"')
+    matcher = library.LLMatcher(
+        library.LLTokenizer("byte"), library.LLMatcher.grammar_from_lark("start: x\nx: x x | /a/")
+    )
+    taken = [matcher.consume_token(ord("a")) for _ in range(1000)]
+    assert not taken[-1]
+    assert f"max is {MAX_ROW}" in matcher.get_error()
 
 
 def schema_of(chance: random.Random) -> Form:

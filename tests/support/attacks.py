@@ -482,6 +482,10 @@ ATTACKS: Final = (
     Attack("Z85", "a page whose own name leads to a supervisor's metrics on loopback", "403"),
     Attack("Z86", "a hub that never releases what stages hand over for it, until others find no room", "gives way"),
     Attack("Z87", "a body with half a surrogate, which only vLLM-Omni's server reads, and a link beside it", "400"),
+    Attack("Z88", "a form whose answer may go on in hundreds of ways at one place, or a rule with parameters", "400"),
+    Attack(
+        "Z89", "a hub's record without a key that has all replicas take 4 MiB of strangers from then on", "not obeyed"
+    ),
 )
 
 #: Rows without a test, and why.

@@ -13,8 +13,10 @@ from typing import Any
 
 import llguidance
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from omni_discovery.inputs.form_width import MAX_ROW, MAX_STEP
 
 #: A quarter of what threads usually have.
 STACK_BYTES = 2 << 20
@@ -49,7 +51,8 @@ def compile_form(kind: str, form: Any) -> str:
         if refusal:
             return "refused"
         tokenizer = LLTokenizer("byte")
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        limits = LLParserLimits(max_items_in_row=MAX_ROW, step_max_items=MAX_STEP)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         mask = allocate_token_bitmask(1, tokenizer.vocab_size)
         for _ in range(8):
             fill_next_token_bitmask(matcher, mask, 0)

@@ -422,6 +422,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     "server.hub_behind": "a hub reads its outputs too slowly; its requests pause",
     "server.hub_given_up": "a hub has read nothing for too long; its requests here end",
     "server.misplaced": "a message came over the wrong socket or session; more of them are counted",
+    "server.takes_long_frames": "a hub of a release before 0.2 came: strangers may send more before they are known",
     "server.revoked": "these hubs were shut out by an operator",
     "server.wrong_epoch": "a message is for another life of this replica's key",
     "shm.republish_failed": "a list of the hand-offs in shared memory could not be written",

@@ -17,6 +17,7 @@ from stage_runtime.engines.errors import error_of, failure_kind
 from stage_runtime.engines.ranks import count_ranks_plainly
 from stage_runtime.engines.vllm.control import Adapters, vllm_controls
 from stage_runtime.engines.vllm.forms.checking import check_forms_once
+from stage_runtime.engines.vllm.forms.limits import limit_forms
 from stage_runtime.engines.vllm.forms.threads import put_forms_behind_engine
 from stage_runtime.engines.vllm.handoff import HiddenStates
 from stage_runtime.engines.vllm.load import (
@@ -106,6 +107,7 @@ class LlmStage:
         report("loading the model", 0.4)
         self._llm = load_llm(self._stage, arguments)
         check_forms_once()
+        limit_forms()
         self._form_threads = put_forms_behind_engine(self._llm)
         give_draws_back(self._llm)
         count_ranks_plainly(self._llm)

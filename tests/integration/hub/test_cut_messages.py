@@ -46,7 +46,7 @@ def former_hub(monkeypatch: pytest.MonkeyPatch, replica: LocalReplica) -> HubCon
     usual = session.Hello
     monkeypatch.setattr(session, "Hello", lambda **fields: usual(**fields | {"wire_version": UNSET}))
     monkeypatch.setattr(sockets, "cuts_messages", lambda _info: False)
-    replica.server.take_long_frames()
+    replica.server.take_long_frames("hub-old")
     return replace(CONFIG, former_replicas=True)
 
 
@@ -54,7 +54,7 @@ def former_replica(monkeypatch: pytest.MonkeyPatch, replica: LocalReplica) -> Hu
     replica.info = replace(replica.info, wire_version=1)
     for router in (replica.server._input, replica.server._output):
         monkeypatch.setattr(router, "takes_cut", lambda _name: False)
-    replica.server.take_long_frames()
+    replica.server.take_long_frames("hub-old")
     return replace(CONFIG, former_replicas=True)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from omni_discovery import wire
+from omni_discovery.curve import KeyPair
 from omni_discovery.records.schema import HubRecord
-from stage_runtime.server.handshake import SecurityMismatchLog
+from stage_runtime.server.handshake import SecurityMismatchLog, former_hubs
 
 
 @pytest.mark.attack("Q41")
@@ -23,3 +25,18 @@ def test_each_hub_without_encryption_is_warned_of_once_and_of_very_many_the_firs
     assert len(lines) == 65
     assert lines[63].startswith("hub.unusable hub=x60: ")
     assert lines[64] == "hub.unusable_more: others like these are not named; omni doctor says more"
+
+
+@pytest.mark.attack("Z89")
+def test_only_a_hub_that_may_connect_opens_the_port_to_long_frames() -> None:
+    """A record without a key, with half of one or of a hub that was revoked did, for the replica's whole life."""
+    key = KeyPair.generate().public
+    hubs = {
+        "keyless": HubRecord(hub_id="keyless"),
+        "half": HubRecord(hub_id="half", curve_public_key=key[:20]),
+        "revoked": HubRecord(hub_id="revoked", curve_public_key=key),
+        "new": HubRecord(hub_id="new", curve_public_key=key, wire_version=wire.VERSION_CUT),
+        "former": HubRecord(hub_id="former", curve_public_key=key),
+    }
+    assert former_hubs(key, hubs, frozenset({"revoked"})) == ["former"]
+    assert former_hubs("", hubs, frozenset()) == ["keyless"]
