@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse
 from omni_discovery.errors import OmniError, RequestError
 from omni_discovery.failure_log import trace_id, word
 from omni_discovery.text import is_label
+from omni_discovery.wire import WITH_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,9 +92,9 @@ class Exchange:
     def client(self) -> str:
         """What replicas may know of its client: the same for all its requests to this process, and for no others'.
 
-        Empty if nothing is known.
+        That of an API key is the same to all hubs. Empty if nothing is known.
         """
-        return _word_of(self.key, self.host)
+        return _word_of_key(self.key_digest) if self.key_digest else _word_of(self.key, self.host)
 
     @property
     def replicas(self) -> str:
@@ -118,6 +119,11 @@ def _count_nothing(_piece: bytes) -> None:
 
 def _place(replica: str) -> tuple[int, ...]:
     return tuple(int(number) for number in replica.split("/"))
+
+
+@lru_cache(maxsize=1024)
+def _word_of_key(key_digest: bytes) -> str:
+    return WITH_KEY + blake2b(key_digest, digest_size=8, person=b"omni-client").hexdigest()
 
 
 @lru_cache(maxsize=1024)

@@ -53,6 +53,7 @@ __all__ = [
     "MAX_TOOL_CALLS",
     "VERSION",
     "VERSION_CUT",
+    "WITH_KEY",
     "Abort",
     "Aborted",
     "Accepted",
@@ -119,6 +120,9 @@ MAX_REASON: Final = MAX_SHORTENED
 MAX_TOOL_CALLS: Final = 128
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+#: How a client with an API key is called, see ``Submit``.
+WITH_KEY: Final = "key-"
+
 _Word = Annotated[str, msgspec.Meta(max_length=256)]
 _Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON)]
 _Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
@@ -240,7 +244,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag_field="t", tag="subm
     ``trace`` is the hub's span of this attempt, as a W3C ``traceparent``; where the hub does not trace, that of its
     client, and empty if there is none. ``label`` is the client's own name for the request, for log lines only.
     ``client`` is the same for all requests of one client to this hub, and tells nothing else: where requests have to
-    wait for each other, the clients have turns.
+    wait for each other, the clients have turns. With an API key it begins with WITH_KEY and is the same to all hubs.
     """
 
     epoch: _Count

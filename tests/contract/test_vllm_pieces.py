@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -325,6 +326,40 @@ def test_only_prompts_with_the_same_salt_are_remembered_together(
         second.feed(key, 0, None, True)
         drain(second)
     assert (cached["ahead"], cached["alone"]) == (whole, 0)
+
+
+@pytest.mark.attack("Z90")
+def test_prompts_of_one_api_key_are_remembered_together_and_apart_from_others(
+    second: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How soon an answer begins told whether somebody else had sent the prompt. A stage may share all the same."""
+    prompt = [37 + 5 * number % 103 for number in range(2 * BLOCK + 9)]
+    assert second.controls["reset_prefix_cache"]()
+    cached = cached_in(second, monkeypatch)
+
+    def ask(key: str, client: str, **params: Any) -> None:
+        whole = {**GREEDY, "max_tokens": 2, **params}
+        run(second, StageRequest(key, key, inputs={"prompt_token_ids": prompt}, params=whole, client=client))
+
+    ask("alice", "key-1")
+    ask("alice again", "key-1")
+    ask("bob", "key-2")
+    ask("salted", "key-1", cache_salt="s")
+    ask("somebody", "0123")
+    ask("somebody else", "4567")
+    shared = dataclasses.replace(second._model, shares_cache=True)
+    monkeypatch.setattr(second, "_model", shared)
+    ask("shared", "key-3")
+    whole = 2 * BLOCK
+    assert cached == {
+        "alice": 0,
+        "alice again": whole,
+        "bob": 0,
+        "salted": 0,
+        "somebody": 0,
+        "somebody else": whole,
+        "shared": whole,
+    }
 
 
 def test_two_stages_before_are_read_in_their_order_whoever_speaks_first(second: VllmEngine) -> None:

@@ -486,6 +486,7 @@ ATTACKS: Final = (
     Attack(
         "Z89", "a hub's record without a key that has all replicas take 4 MiB of strangers from then on", "not obeyed"
     ),
+    Attack("Z90", "a prompt that answers sooner, if the client of another key has sent it before", "not sooner"),
 )
 
 #: Rows without a test, and why.

@@ -28,6 +28,7 @@ from stage_runtime.engines.vllm.load import (
     load_llm,
     rendezvous_removed,
     take_allow_rpc,
+    take_share_prefix_cache,
     usual_capacity,
 )
 from stage_runtime.engines.vllm.prompt import Prompt, PromptReader, Reading
@@ -48,6 +49,7 @@ class LlmStage:
         #: ``engine_args`` without those that are this project's own.
         self._args = arguments
         self._allow_rpc = take_allow_rpc(stage, self._args)
+        self._shares_cache = take_share_prefix_cache(stage, self._args)
         check_model(stage)
         self._capacity = usual_capacity(self._args)
         #: The LLMEngine; None before ``load`` and after ``close``.
@@ -112,7 +114,8 @@ class LlmStage:
         give_draws_back(self._llm)
         count_ranks_plainly(self._llm)
         self._capacity = int(self._llm.vllm_config.scheduler_config.max_num_seqs)
-        self._model = describe_model(self._llm, self._llm.get_tokenizer(), self._args)
+        tokenizer = self._llm.get_tokenizer()
+        self._model = describe_model(self._llm, tokenizer, self._args, shares_cache=self._shares_cache)
         #: See DescribedEngine.
         self.model_details = details_of(self._llm)
 

@@ -208,7 +208,7 @@ class VllmEngine(LlmStage):
         if handed is None:
             prompt = read_request(request, self._model, earlier) if read is None else read
         else:
-            prompt = checked_prompt(Prompt(handed, salt=salt_of(request)), self._model)
+            prompt = checked_prompt(Prompt(handed, salt=salt_of(request, self._model)), self._model)
         if prompt.items is not None and self._pd.role is not None:
             raise InvalidRequestError("a stage that is split into prefill and decode takes text and tokens only")
         answer = Answer(request, prompt, params, lora, earlier=len(earlier), is_paused=is_paused)

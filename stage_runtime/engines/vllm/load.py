@@ -36,6 +36,11 @@ def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]
     return checked_args(stage, tuple[str, ...], given.pop("allow_rpc", ()), "engine_args.allow_rpc")
 
 
+def take_share_prefix_cache(stage: StageConfig, given: dict[str, Any]) -> bool:
+    """The same for ``share_prefix_cache``: whether prompts of several API keys share the prefix cache."""
+    return checked_args(stage, bool, given.pop("share_prefix_cache", False), "engine_args.share_prefix_cache")
+
+
 def usual_capacity(given: Mapping[str, Any]) -> int:
     """How many requests vLLM will run at once, as far as the arguments tell; known exactly once it has loaded."""
     return int(given.get("max_num_seqs", _USUAL_CAPACITY))
@@ -125,6 +130,8 @@ class Model:
     least_answer: int = 1
     #: Whether answers may be asked to have a form, see ``may_have_forms``.
     makes_forms: bool = True
+    #: Whether prompts of several API keys share the prefix cache.
+    shares_cache: bool = False
     #: Encodes what clients and earlier stages send.
     bounded: BoundedTokenizer = field(init=False, repr=False, compare=False)
 
@@ -132,8 +139,8 @@ class Model:
         object.__setattr__(self, "bounded", BoundedTokenizer(self.tokenizer, self.max_model_len))
 
 
-def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
-    """The model of a loaded LLMEngine; ``given`` are the stage's engine_args."""
+def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any], *, shares_cache: bool = False) -> Model:
+    """The model of a loaded LLMEngine; ``given`` are the stage's engine_args, without those of this project."""
     config, cache = llm.vllm_config.model_config, llm.vllm_config.cache_config
     # As vLLM itself finds the tokens that end an answer.
     more = config.try_get_generation_config().get("eos_token_id")
@@ -149,6 +156,7 @@ def describe_model(llm: Any, tokenizer: Any, given: Mapping[str, Any]) -> Model:
         block_size=int(cache.block_size) if cache.enable_prefix_caching else 0,
         takes_items=bool(config.is_multimodal_model),
         makes_forms=may_have_forms(given),
+        shares_cache=shares_cache,
     )
 
 

@@ -15,6 +15,7 @@ from PIL import Image
 from omni_discovery.data_urls import MAX_PIXELS
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.tools import asked_tools
+from omni_discovery.wire import WITH_KEY
 from stage_runtime.engines.base import StageRequest
 from stage_runtime.engines.client_threads import ClientThreads, work_of
 from stage_runtime.engines.handoffs import check_sound
@@ -230,9 +231,12 @@ def text_size(parts: Iterable[Mapping[str, Any]]) -> int:
     return sum(max(1, len(text)) if isinstance(text, str) else 1 for text in texts)
 
 
-def salt_of(request: StageRequest) -> str:
-    """The request's ``cache_salt``; empty if it has none."""
-    return str(request.params.get("cache_salt") or "")
+def salt_of(request: StageRequest, model: Model) -> str:
+    """With which requests it shares the prefix cache: those with the same ``cache_salt``, and of the same API key."""
+    salt = str(request.params.get("cache_salt") or "")
+    if model.shares_cache or not request.client.startswith(WITH_KEY):
+        return salt
+    return f"{request.client}:{salt}"
 
 
 def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) -> Prompt:
@@ -257,7 +261,7 @@ def read_request(request: StageRequest, model: Model, earlier: Sequence[int]) ->
         raise InvalidRequestError("the prompt is empty")
     if request.segment is not None and (prompt.embeds is not None or prompt.items is not None):
         raise InvalidRequestError("input in segments is tokens or text; embeds and pictures come whole")
-    whole = replace(prompt, token_ids=[*earlier, *prompt.token_ids], salt=salt_of(request))
+    whole = replace(prompt, token_ids=[*earlier, *prompt.token_ids], salt=salt_of(request, model))
     return checked_prompt(whole, model)
 
 

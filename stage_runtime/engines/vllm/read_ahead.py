@@ -135,7 +135,7 @@ class PartialPrompt:
         if blocks * (model.block_size or 1) <= self.ahead:
             return None
         self.ahead = blocks * model.block_size
-        return Prompt(self.known[: self.ahead], salt=salt_of(self.request))
+        return Prompt(self.known[: self.ahead], salt=salt_of(self.request, model))
 
     def whole(self) -> StageRequest | None:
         """The request with complete hand-offs; None while pieces are still to come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -183,3 +184,15 @@ def test_a_client_is_called_the_same_each_time_and_nothing_tells_who_it_is() -> 
     assert len(set(first)) == 4
     assert all(re.fullmatch("[0-9a-f]{16}", each) for each in first)
     assert Exchange().client == ""
+
+
+@pytest.mark.attack("Z90")
+def test_the_client_of_a_key_is_called_the_same_by_all_hubs() -> None:
+    """By the key, whatever its name: that may be another's in another file."""
+    called: list[str] = []
+    for name, key in (("ops", b"one"), ("other", b"one"), ("ops", b"two")):
+        exchange = Exchange(host="10.0.0.1")
+        exchange.key, exchange.key_digest = name, sha256(key).digest()
+        called.append(exchange.client)
+    assert called[0] == called[1] == "key-faf37a52da70ee3e"
+    assert called[2] != called[0]
