@@ -20,7 +20,6 @@ from omni_discovery.inputs.answer_form import (
     check_answer_form,
     check_schema,
 )
-from omni_discovery.inputs.form_width import MAX_BRANCHES, MAX_EXPRESSIONS, MAX_NAMED
 
 
 def object_of(count: int, **more: Any) -> dict[str, Any]:
@@ -77,16 +76,6 @@ def nested(depth: int) -> dict[str, Any]:
         ({"grammar": 'start: /"' + "[a-z]" * 300 + '"/'}, str(MAX_CLASSES)),
         ({"json": {}, "whitespace_pattern": " {1000000}"}, "whitespace_pattern"),
         ({"grammar": 'root ::= "a"{100000}'}, "form.grammar"),
-        ({"grammar": "start: x\nx: " + '"a" x | ' * 63 + '"b"'}, "form.grammar: x stands in 65 places"),
-        ({"grammar": "start: " + '"a" | ' * 65 + '"b"'}, 'form.grammar: "a" stands in 65 places'),
-        ({"grammar": "root ::= " + '["] x | ' * 63 + "x\nx ::= [a]"}, "form.grammar: x stands in 65 places"),
-        ({"grammar": "start: " + " ".join(f"r{each}" for each in range(300))}, str(MAX_NAMED)),
-        ({"grammar": "start: " + "T " * 97 + "\nT: /a/"}, str(MAX_EXPRESSIONS)),
-        ({"grammar": 'start: p::0x0\np::_ : p::incr(_) "b" | "a"'}, "only rules without parameters"),
-        ({"json": {"anyOf": [{"type": "array", "items": {"$ref": "#"}}] * 130}}, str(MAX_BRANCHES)),
-        ({"json": {"oneOf": [{"anyOf": [{}] * 9}] * 20}}, str(MAX_BRANCHES)),
-        ({"json": {"allOf": [{"anyOf": [{}] * 12}, {"anyOf": [{}] * 12}]}}, str(MAX_BRANCHES)),
-        ({"json": {"$ref": "#/a", "anyOf": [{}] * 12, "a": {"oneOf": [{}] * 12}}}, str(MAX_BRANCHES)),
         ({"grammar": "a" * (MAX_FORM + 1)}, str(MAX_FORM)),
         ({"choice": ["a" * 500_000]}, "form.choice"),
         ({"json": "no json"}, "form.json: not JSON"),
@@ -116,12 +105,6 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"regex": r"a\.\[" * 2000},
         {"regex": "a{1,3}?" * 100 + "(?:b)" * 100 + "c*?" * 100},
         {"grammar": "root ::= " + '"[a-z] . [" ' * 60},
-        {"grammar": "start: item*\nitem: " + " | ".join(f'"word{each}"' for each in range(1000))},
-        {"grammar": 'start: SCOPE*\nSCOPE: "::"\n# p::x'},
-        {"grammar": "start: " + "PLUS | " * 60 + 'PLUS\nPLUS: "+"'},
-        {"json": {"anyOf": [{"type": "null"}, {"const": 1}, {"type": ["string", "integer"]}] * 200}},
-        {"json": {"properties": {f"p{each}": {"anyOf": [{"type": "object"}, {"type": "null"}]} for each in range(80)}}},
-        {"json": {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"anyOf": [{}] * 100}}}},
         {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
         {"grammar": '%llguidance {}\n%import common.INT\n%ignore /[ ]+/\nstart: INT "%d" "100%" /%[a-f]/'},
         {"grammar": 'root ::= [%a-z] "%s" # %d'},
