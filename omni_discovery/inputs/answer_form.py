@@ -16,7 +16,7 @@ import msgspec
 from omni_discovery.errors import InvalidRequestError
 from omni_discovery.inputs.containers import decode_any
 from omni_discovery.inputs.form_depth import check_levels, check_rules
-from omni_discovery.inputs.form_width import SchemaWidth, check_grammar_width
+from omni_discovery.inputs.form_width import SchemaWidth
 
 #: Characters of a schema (without its signs) or a grammar; of a regular expression, or of all choices together.
 MAX_FORM: Final = 64 << 10
@@ -188,7 +188,7 @@ def _decoded(what: str, text: str) -> Any:
 def _check_schema(what: str, schema: Any, counted: _Counted) -> None:
     if isinstance(schema, str):
         schema = _decoded(what, schema)
-    total, size, classes, work, width = 0.0, 0, 0, 0.0, SchemaWidth()
+    total, size, classes, work, width = 0.0, 0, 0, 0.0, SchemaWidth(schema)
     for path, name, value in _walk(what, schema):
         if name == _GUIDANCE:
             raise InvalidRequestError(f"{path}: not served here; leave it out")
@@ -309,9 +309,7 @@ def _check_grammar(what: str, grammar: str) -> int:
     # A rule is compiled once however often it is named, so the counts add up.
     if sum(_most(found) for found in _COUNTS.finditer(grammar)) > MAX_COUNTS:
         raise InvalidRequestError(f"{what}: its counts are more than {MAX_COUNTS} together; ask for less")
-    classes = _check_classes(what, plain)
-    check_grammar_width(what, grammar)
-    return classes
+    return _check_classes(what, plain)
 
 
 def _check_expression(what: str, expression: str) -> int:

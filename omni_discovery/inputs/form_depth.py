@@ -58,6 +58,14 @@ def _rule_levels(parts: re.Pattern[str], text: str) -> int:
     return total + deepest
 
 
+def part_of(schema: Any, ref: str) -> Any:
+    """What a ``$ref`` like #/$defs/name leads to, counted from the whole schema; None for nothing."""
+    value = schema
+    for name in _names_in(ref):
+        value = _inside(value, name)
+    return value
+
+
 def check_levels(what: str, schema: Any) -> int:
     """Raise InvalidRequestError if references of a schema, or of what holds some, lead too deep, or out of it.
 

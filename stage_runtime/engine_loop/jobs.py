@@ -22,11 +22,6 @@ def owner_of(hub_id: str, request_id: str) -> str:
     return f"{hub_id}/{request_id}"
 
 
-def hub_of(owner: str) -> str:
-    """The hub whose request that owner is."""
-    return owner.partition("/")[0]
-
-
 class Work(msgspec.Struct, frozen=True):
     """A request was accepted. ``owner`` names the hub's request over all its attempts."""
 

@@ -12,7 +12,6 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Final
 
 from omni_discovery.deploy.document import DEFAULT_WINDOW, ConnectorConfig, DeployConfig
@@ -25,15 +24,11 @@ from stage_runtime.config import PayloadError
 from stage_runtime.connectors.base import OmniConnectorBase, fetching_from
 from stage_runtime.connectors.errors import TransferCancelledError, lacks_descriptors, lacks_room
 from stage_runtime.connectors.factory import ConnectorSpec, OmniConnectorFactory
-from stage_runtime.engine_loop.jobs import HandOffs, Work, hub_of, owner_of
+from stage_runtime.engine_loop.jobs import HandOffs, Work, owner_of
 
 logger = logging.getLogger(__name__)
 
 KEEP_S: Final = 900.0
-#: Where room is lacking, hand-offs that were left for so long give way, of hubs that have more than their share of it;
-#: and how often those are looked for.
-LEFT_AFTER_S: Final = 90.0
-_LOOK_EVERY_S: Final = 1.0
 #: Longest wait for all hand-offs of a request from other hosts.
 _FETCH_TIMEOUT_S: Final = 5.0
 #: Longest wait for the registry, where an address is not known.
@@ -52,16 +47,13 @@ class Edge:
     window: int = DEFAULT_WINDOW
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Kept:
     connector: OmniConnectorBase
     key: str
     put_at_s: float
     #: Of a request that comes in segments, for which one it was made.
     segment: int = 0
-    #: All pieces so far, and when the last one was stored.
-    size_bytes: int = 0
-    grew_at_s: float = 0.0
 
 
 class _TimeLeft:
@@ -130,8 +122,6 @@ class Payloads:
         self._keep_s = keep_s
         #: Stored and not released, by the owner of the request; oldest owner first.
         self._kept: dict[str, list[_Kept]] = {}
-        #: When room is made next at the expense of hubs that left more than their share.
-        self._look_at_s = -inf
         #: How often a connector's ``cleanup`` raised.
         self.failed_cleanups = 0
         #: How often a hand-off could not be stored or fetched.
@@ -352,14 +342,15 @@ class Payloads:
         kept_key = _key(work)
         key = kept_key if number is None else f"{kept_key}_{number}"
         stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
-        if not stored and _is_full(edge) and self._make_room(work.owner):
-            stored, size_bytes, metadata = edge.connector.put(str(self._stage_id), str(to_stage), key, handoff)
         if not stored:
             self.failures += 1
             raise PayloadError(
                 f"{edge.name} could not store the hand-off for stage {to_stage}: {edge.connector.last_error}"
             )
-        self._note_kept(work, edge.connector, kept_key, size_bytes, is_more=bool(number))
+        if not number:
+            # The first piece stands for all: ``cleanup`` of a key drops every key that begins with it.
+            kept = _Kept(edge.connector, kept_key, self._clock(), work.segment or 0)
+            self._kept.setdefault(work.owner, []).append(kept)
         return PayloadRef(
             from_stage=self._stage_id,
             to_stage=to_stage,
@@ -369,47 +360,6 @@ class Payloads:
             # The hand-off stays until the hub releases it: the next stage may have to run again elsewhere.
             metadata={**(metadata or {}), **_hub_metadata(handoff), "consume": False},
         )
-
-    def _note_kept(self, work: Work, connector: OmniConnectorBase, key: str, size_bytes: int, *, is_more: bool) -> None:
-        now_s, mine, kept = self._clock(), self._kept.setdefault(work.owner, []), None
-        if is_more:
-            # One entry stands for all pieces: ``cleanup`` of a key drops every key that begins with it.
-            kept = next((each for each in reversed(mine) if each.key == key and each.connector is connector), None)
-        if kept is None:
-            kept = _Kept(connector, key, now_s, work.segment or 0)
-            mine.append(kept)
-        kept.size_bytes += size_bytes
-        kept.grew_at_s = now_s
-
-    def _make_room(self, for_owner: str) -> bool:
-        """Drop what other hubs have left here for long beyond their share of the room; return whether there was any."""
-        now_s, hub_id = self._clock(), hub_of(for_owner)
-        if now_s < self._look_at_s:
-            return False
-        self._look_at_s = now_s + _LOOK_EVERY_S
-        sizes = {owner: sum(kept.size_bytes for kept in mine) for owner, mine in self._kept.items()}
-        held: dict[str, int] = {hub_id: 0}
-        for owner, size_bytes in sizes.items():
-            held[hub_of(owner)] = held.get(hub_of(owner), 0) + size_bytes
-        share = sum(held.values()) / len(held)
-        dropped = False
-        for owner, size_bytes in sizes.items():
-            hub = hub_of(owner)
-            is_left = all(now_s - kept.grew_at_s >= LEFT_AFTER_S for kept in self._kept[owner])
-            if hub != hub_id and is_left and held[hub] > share:
-                logger.warning(
-                    "payload.gave_way hub=%s bytes=%d: another hub's hand-off found no room", hub, size_bytes
-                )
-                held[hub] -= size_bytes
-                self.release(owner)
-                dropped = True
-        return dropped
-
-
-def _is_full(edge: Edge) -> bool:
-    with contextlib.suppress(Exception):
-        return edge.connector.health().get("status") == "unhealthy"
-    return False
 
 
 def _hub_metadata(handoff: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,20 +77,6 @@ def test_random_forms_within_the_bounds_end_no_process() -> None:
     assert said.count("made") > 60
 
 
-def alternatives(begin: str, each: str, count: int, end: str) -> Form:
-    return "grammar", begin + " | ".join([each] * count) + end
-
-
-def rules(count: int) -> Form:
-    used = "".join(f" | x y{each}" for each in range(count))
-    made = "".join(f"y{each}: | x\n" for each in range(count))
-    return "grammar", f"start: x\nx: L{used}\nL: /[a-z ]/\n{made}"
-
-
-def lengths(count: int) -> Form:
-    return "grammar", f"start: x\nx: L{''.join(' | ' + 'x ' * each for each in range(1, count))}\nL: /a/\n"
-
-
 def joined(count: int) -> Form:
     parts = [{"$ref": "#/$defs/p"}, {"anyOf": [{"minItems": each} for each in range(count)]}]
     parts.append({"anyOf": [{"maxItems": 50 + each} for each in range(count)]})
@@ -98,14 +84,18 @@ def joined(count: int) -> Form:
     return "json", {"$defs": named, "$ref": "#/$defs/r"}
 
 
-#: Forms whose answers may go on in so many ways at one place.
+def nested(number: int) -> Any:
+    """An array of arrays, and so on, each of its own length."""
+    inner: Any = {"type": "array", "items": {"type": "integer"}, "minItems": number}
+    for _ in range(8):
+        inner = {"type": "array", "items": {"anyOf": [inner, {"type": "integer"}]}, "maxItems": number + 9}
+    return inner
+
+
+#: Schemas whose answers may go on in so many ways at one place.
 WIDE: dict[str, Callable[[int], Form]] = {
-    "branches": lambda count: alternatives("start: x\nx: ", "L x", count, " | L\nL: /[a-z ]/\n"),
-    "texts": lambda count: alternatives("start: x\nx: ", '"a" x', count, ' | "b"\n'),
-    "GBNF": lambda count: alternatives("root ::= x\nx ::= ", '["a-z] x', count, " | [a-z]\n"),
-    "rules": rules,
-    "lengths": lengths,
     "arrays": lambda count: ("json", {"anyOf": [{"type": "array", "items": {"$ref": "#"}}] * count}),
+    "nested": lambda count: ("json", {"anyOf": [nested(each) for each in range(count)]}),
     "joined": joined,
 }
 
@@ -114,9 +104,9 @@ def longest_of(make: Callable[[int], Form]) -> Form:
     return longest(make(1)[0], lambda count: make(count)[1])
 
 
-@pytest.mark.attack("Z88")
+@pytest.mark.attack("Z87")
 def test_the_widest_forms_within_the_bounds_take_a_moment() -> None:
-    """Each took minutes for one token, and a rule with a parameter took for ever."""
+    """Of a thousand branches, one token took half a minute."""
     widest = [longest_of(make) for make in WIDE.values()]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     compiled(widest)
@@ -126,7 +116,7 @@ def test_the_widest_forms_within_the_bounds_take_a_moment() -> None:
 
 @pytest.mark.vllm
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.attack("Z88")
+@pytest.mark.attack("Z87")
 def test_vllm_reads_answers_within_our_limits() -> None:
     """Of a form that a few characters make ambiguous; all else of the library is there."""
     from vllm.v1.structured_output import backend_guidance
@@ -141,7 +131,7 @@ def test_vllm_reads_answers_within_our_limits() -> None:
     matcher = library.LLMatcher(
         library.LLTokenizer("byte"), library.LLMatcher.grammar_from_lark("start: x\nx: x x | /a/")
     )
-    taken = [matcher.consume_token(ord("a")) for _ in range(1000)]
+    taken = [matcher.consume_token(ord("a")) for _ in range(2000)]
     assert not taken[-1]
     assert f"max is {MAX_ROW}" in matcher.get_error()
 

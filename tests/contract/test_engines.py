@@ -522,6 +522,18 @@ class TestThinker:
         refused = end.error is not None and (end.error[0], end.error[2:]) == (FailureKind.INVALID, (422,))
         assert refused or end.finish_reason == "length"
 
+    @pytest.mark.attack("Z87")
+    def test_a_grammar_is_refused_unless_the_stage_allows_any(
+        self, thinker: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine: Any = thinker.engine
+        form = {"grammar": 'start: "yes" | "no"'}
+        asked = replace(ask_thinker("k"), params={"max_tokens": 4, "structured_outputs": form})
+        with pytest.raises(InvalidRequestError, match=r"structured_outputs.grammar: .*allow_grammars: true"):
+            engine.add(asked)
+        monkeypatch.setattr(engine, "_allows_grammars", True)
+        assert "".join(output.text for output in run(engine, asked)["k"]) in {"yes", "no"}
+
     @pytest.mark.parametrize(
         "form",
         [

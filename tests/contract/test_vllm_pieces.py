@@ -328,7 +328,7 @@ def test_only_prompts_with_the_same_salt_are_remembered_together(
     assert (cached["ahead"], cached["alone"]) == (whole, 0)
 
 
-@pytest.mark.attack("Z90")
+@pytest.mark.attack("Z89")
 def test_prompts_of_one_api_key_are_remembered_together_and_apart_from_others(
     second: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -480,13 +480,12 @@ ATTACKS: Final = (
     Attack("Z83", "an answer to go on with, of tokens that the model has no row for", "not gone on with"),
     Attack("Z84", "hundreds of answers of pictures or sound, of which little is read now and then", "a bound for all"),
     Attack("Z85", "a page whose own name leads to a supervisor's metrics on loopback", "403"),
-    Attack("Z86", "a hub that never releases what stages hand over for it, until others find no room", "gives way"),
-    Attack("Z87", "a body with half a surrogate, which only vLLM-Omni's server reads, and a link beside it", "400"),
-    Attack("Z88", "a form whose answer may go on in hundreds of ways at one place, or a rule with parameters", "400"),
+    Attack("Z86", "a body with half a surrogate, which only vLLM-Omni's server reads, and a link beside it", "400"),
+    Attack("Z87", "a schema of a thousand branches, or a grammar of 40 bytes, for one token of an answer", "400"),
     Attack(
-        "Z89", "a hub's record without a key that has all replicas take 4 MiB of strangers from then on", "not obeyed"
+        "Z88", "a hub's record without a key that has all replicas take 4 MiB of strangers from then on", "not obeyed"
     ),
-    Attack("Z90", "a prompt that answers sooner, if the client of another key has sent it before", "not sooner"),
+    Attack("Z89", "a prompt that answers sooner, if the client of another key has sent it before", "not sooner"),
 )
 
 #: Rows without a test, and why.

@@ -334,7 +334,6 @@ MEANINGS: Final[Mapping[str, str]] = {
     "payload.cleanup_failed": "a bug: a hand-off could not be let go of",
     "payload.close_failed": "a connector raised when it was closed",
     "payload.closed": "what a connector has stored and fetched in the replica's life",
-    "payload.gave_way": "hand-offs that a hub left for long, more than its share, made room for another hub's",
     "payload.health_failed": "a connector raised when it was asked whether it works",
     "payload.never_worked": "a connector was closed that had not worked before",
     "payload.no_thread": "no thread is left to fetch hand-offs; they wait",

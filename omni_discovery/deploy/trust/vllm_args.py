@@ -145,7 +145,7 @@ PICKLED_METHODS: Final = frozenset(("bitsandbytes",))
 #: Methods of quantization whose files are no safetensors.
 _OTHER_FILES: Final = frozenset(("gguf",))
 #: This project's own arguments of engine ``vllm`` that are settings; ``allow_rpc`` is none.
-OWN: Final = frozenset(("pd", "handoff", "share_prefix_cache", "tool_call_parser"))
+OWN: Final = frozenset(("allow_grammars", "handoff", "pd", "share_prefix_cache", "tool_call_parser"))
 #: Words of engine ``vllm-omni`` that name something in vLLM-Omni's own tables.
 WORDS_OF_OMNI: Final = frozenset(("pipeline",))
 #: Arguments of engine ``vllm-omni``, its own and vLLM-Omni's, that are settings where they hold numbers alone.

@@ -27,6 +27,7 @@ from stage_runtime.engines.vllm.load import (
     details_of,
     load_llm,
     rendezvous_removed,
+    take_allow_grammars,
     take_allow_rpc,
     take_share_prefix_cache,
     usual_capacity,
@@ -49,6 +50,7 @@ class LlmStage:
         #: ``engine_args`` without those that are this project's own.
         self._args = arguments
         self._allow_rpc = take_allow_rpc(stage, self._args)
+        self._allows_grammars = take_allow_grammars(stage, self._args)
         self._shares_cache = take_share_prefix_cache(stage, self._args)
         check_model(stage)
         self._capacity = usual_capacity(self._args)

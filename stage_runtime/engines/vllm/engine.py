@@ -43,6 +43,11 @@ _NO_FORMS: Final = (
     " operator gives it engine_args.structured_outputs_config: {backend: xgrammar}"
 )
 
+_NO_GRAMMARS: Final = (
+    "structured_outputs.grammar: this stage takes no grammars, as some hold up all of its requests; ask for json, regex"
+    " or choice. Where all clients are trusted, the operator gives it engine_args.allow_grammars: true"
+)
+
 
 class VllmEngine(LlmStage):
     """Generates tokens, and hands over ``token_ids``, int64 of shape [tokens], special ones included, and ``text``.
@@ -112,6 +117,8 @@ class VllmEngine(LlmStage):
         check_runner_bounds(params, self._llm.vllm_config)
         if params.structured_outputs is not None and not self._model.makes_forms:
             raise InvalidRequestError(_NO_FORMS)
+        if not self._allows_grammars and getattr(params.structured_outputs, "grammar", None) is not None:
+            raise InvalidRequestError(_NO_GRAMMARS)
         is_split, keeps_rows = self._pd.role is not None, self._hidden is not None
         prompt_logprobs.settle(params, request, self._llm.vllm_config, is_split=is_split, keeps_rows=keeps_rows)
         if request.stream_from:

@@ -28,7 +28,7 @@ from stage_runtime.engines.tokens import BoundedTokenizer
 _USUAL_CAPACITY: Final = 256
 #: What makes answers of a form unless the document says otherwise. Each of its tokens takes milliseconds, where a form
 #: of a hundred bytes holds the engine of vLLM's own choice for minutes.
-_FORMS_BY: Final = "guidance"
+FORMS_BY: Final = "guidance"
 
 
 def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
@@ -39,6 +39,15 @@ def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]
 def take_share_prefix_cache(stage: StageConfig, given: dict[str, Any]) -> bool:
     """The same for ``share_prefix_cache``: whether prompts of several API keys share the prefix cache."""
     return checked_args(stage, bool, given.pop("share_prefix_cache", False), "engine_args.share_prefix_cache")
+
+
+def take_allow_grammars(stage: StageConfig, given: dict[str, Any]) -> bool:
+    """The same for ``allow_grammars``: whether clients may write grammars, of which no bound of ours is one of time.
+
+    They may, too, where the operator has chosen what makes answers of a form, which is for trusted clients.
+    """
+    allowed = checked_args(stage, bool, given.pop("allow_grammars", False), "engine_args.allow_grammars")
+    return allowed or backend_of(given) not in {None, "auto", FORMS_BY}
 
 
 def usual_capacity(given: Mapping[str, Any]) -> int:
@@ -67,7 +76,7 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
     # A stage that takes embeddings has one more token than its model, and llguidance would refuse to be loaded.
     is_ours = "structured_outputs_config" in known and not given.get("enable_prompt_embeds")
     if is_ours and isinstance(forms, Mapping | None):
-        given = {**given, "structured_outputs_config": {"backend": _FORMS_BY, **(forms or {})}}
+        given = {**given, "structured_outputs_config": {"backend": FORMS_BY, **(forms or {})}}
     try:
         return kind(**{**ours, **given})
     except (TypeError, ValueError) as error:
@@ -79,9 +88,13 @@ def may_have_forms(given: Mapping[str, Any]) -> bool:
 
     A stage that takes embeddings can't have llguidance, and vLLM's own choice, xgrammar, has no bound in a step.
     """
+    return not given.get("enable_prompt_embeds") or backend_of(given) not in {None, "auto"}
+
+
+def backend_of(given: Mapping[str, Any]) -> str | None:
+    """What the document has chosen to make answers of a form; None for nothing."""
     forms = given.get("structured_outputs_config")
-    backend = forms.get("backend") if isinstance(forms, Mapping) else getattr(forms, "backend", None)
-    return not given.get("enable_prompt_embeds") or backend not in {None, "auto"}
+    return forms.get("backend") if isinstance(forms, Mapping) else getattr(forms, "backend", None)
 
 
 def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:

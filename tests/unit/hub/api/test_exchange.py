@@ -186,7 +186,7 @@ def test_a_client_is_called_the_same_each_time_and_nothing_tells_who_it_is() -> 
     assert Exchange().client == ""
 
 
-@pytest.mark.attack("Z90")
+@pytest.mark.attack("Z89")
 def test_the_client_of_a_key_is_called_the_same_by_all_hubs() -> None:
     """By the key, whatever its name: that may be another's in another file."""
     called: list[str] = []

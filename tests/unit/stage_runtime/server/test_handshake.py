@@ -27,7 +27,7 @@ def test_each_hub_without_encryption_is_warned_of_once_and_of_very_many_the_firs
     assert lines[64] == "hub.unusable_more: others like these are not named; omni doctor says more"
 
 
-@pytest.mark.attack("Z89")
+@pytest.mark.attack("Z88")
 def test_only_a_hub_that_may_connect_opens_the_port_to_long_frames() -> None:
     """A record without a key, with half of one or of a hub that was revoked did, for the replica's whole life."""
     key = KeyPair.generate().public

@@ -11,7 +11,12 @@ import pytest
 
 from omni_discovery.deploy.document import StageConfig
 from omni_discovery.errors import ConfigError
-from stage_runtime.engines.vllm.load import engine_args_of, may_have_forms
+from stage_runtime.engines.vllm.load import (
+    engine_args_of,
+    may_have_forms,
+    take_allow_grammars,
+    take_share_prefix_cache,
+)
 from stage_runtime.engines.vllm.runs import Runs
 
 STAGE = StageConfig(stage_id=3, engine="vllm", model="m")
@@ -44,6 +49,29 @@ def test_an_argument_that_vllm_has_not_is_named_with_the_nearest() -> None:
 )
 def test_forms_are_made_where_steps_are_bounded_or_the_operator_has_chosen(given: dict[str, Any], may: bool) -> None:
     assert may_have_forms(given) is may
+
+
+@pytest.mark.parametrize(
+    ("given", "may"),
+    [
+        ({}, False),
+        ({"allow_grammars": True}, True),
+        ({"structured_outputs_config": {"backend": "guidance"}}, False),
+        ({"structured_outputs_config": {"backend": "auto"}}, False),
+        ({"structured_outputs_config": {"backend": "xgrammar"}}, True),
+    ],
+)
+def test_grammars_are_taken_where_the_operator_says_so(given: dict[str, Any], may: bool) -> None:
+    arguments = dict(given)
+    assert take_allow_grammars(STAGE, arguments) is may
+    assert "allow_grammars" not in arguments
+
+
+@pytest.mark.parametrize("name", ["allow_grammars", "share_prefix_cache"])
+def test_what_is_no_yes_or_no_is_refused_by_name(name: str) -> None:
+    take = {"allow_grammars": take_allow_grammars, "share_prefix_cache": take_share_prefix_cache}[name]
+    with pytest.raises(ConfigError, match=f"engine_args.{name}"):
+        take(STAGE, {name: "perhaps"})
 
 
 def test_stats_are_kept_where_they_are_asked_for_or_needed_for_spans() -> None:

@@ -78,7 +78,7 @@ def test_no_address_or_file_of_a_request_is_opened(body: dict[str, Any], said: s
         assert refusal_of_request(decoded(written)).startswith(f"{said}: nothing here takes")
 
 
-@pytest.mark.attack("Z87")
+@pytest.mark.attack("Z86")
 @pytest.mark.parametrize("odd", [b'"\xed\xa0\x80"', b'"\\ud800"', b"NaN", b"Infinity", b"1e999"])
 def test_what_the_server_reads_and_nothing_else_does_is_refused(odd: bytes) -> None:
     """As if it brought nothing along, its files and links were passed on."""
