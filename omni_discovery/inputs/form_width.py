@@ -53,7 +53,7 @@ class SchemaWidth:
         if self._branches > MAX_BRANCHES:
             raise InvalidRequestError(
                 f"{path}: anyOf and oneOf have more than {MAX_BRANCHES} branches in all, or come to more where they are"
-                f" joined by allOf; ask for a simpler form"
+                f" joined by allOf; put what stands in several places into $defs once, or ask for a simpler form"
             )
 
     def _count(self, branches: Any) -> int:
@@ -75,7 +75,7 @@ class SchemaWidth:
     def _ways_of(self, part: Any, level: int) -> int:
         """In how many ways something may begin, all that is joined to it multiplied; MAX_BRANCHES + 2 for more."""
         most = MAX_BRANCHES + 2
-        if not isinstance(part, Mapping):
+        if not isinstance(part, Mapping) or self._is_scalar(part):
             return 1
         if level > _MOST_LEVELS:
             return most
@@ -86,7 +86,8 @@ class SchemaWidth:
             for name in _LISTS:
                 branches = part.get(name)
                 if isinstance(branches, list | tuple):
-                    ways = min(most, ways * max(1, sum(self._ways_of(each, level + 1) for each in branches)))
+                    several = [each for each in branches if not self._is_scalar(each)]
+                    ways = min(most, ways * max(1, sum(self._ways_of(each, level + 1) for each in several)))
             joined = part.get("allOf")
             beside = list(joined) if isinstance(joined, list | tuple) else []
             if isinstance(part.get("$ref"), str):

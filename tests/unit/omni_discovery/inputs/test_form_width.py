@@ -53,6 +53,8 @@ def test_a_schema_that_may_go_on_in_too_many_ways_is_refused(schema: Any) -> Non
             "$defs": {"a": {}},
         },
         {"allOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"allOf": [{"oneOf": [{"const": str(each)} for each in range(200)]}, {"type": "string"}]},
+        {"allOf": [{"$ref": "#/$defs/a"}, {}], "$defs": {"a": {"anyOf": [{"const": each} for each in range(200)]}}},
     ],
 )
 def test_usual_schemas_are_fine(schema: Any) -> None:
