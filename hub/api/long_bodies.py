@@ -117,18 +117,24 @@ class ClientTurns:
             self._waiting.remove_body(client, mine)
 
     def _hand_on(self) -> None:
-        while (body := self._waiting.next_body()) is not None:
-            if not body.done():
-                # The place stays taken until that one runs.
-                body.set_result(None)
-                return
-        self._free += 1
+        if not _wake_next(self._waiting):
+            self._free += 1
 
 
 def _refuse(bodies: Iterable[asyncio.Future[None]]) -> None:
     for each in bodies:
         if not each.done():
             each.set_exception(OverloadedError("too many long bodies wait here to be read", _RETRY_AFTER_S))
+
+
+def _wake_next(waiting: WaitingBodies[asyncio.Future[None]]) -> bool:
+    """Hand a turn to the one whose it is, which stays taken until that one runs; False if nobody waits."""
+    while (body := waiting.next_body()) is not None:
+        # One that was cancelled a moment ago needs no turn.
+        if not body.done():
+            body.set_result(None)
+            return True
+    return False
 
 
 class HeldBodies:
@@ -227,14 +233,11 @@ class LongBodies:
             self._next()
 
     def _next(self) -> None:
-        while (body := self._waiting.next_body()) is not None:
-            # One that was cancelled a moment ago needs no turn.
-            if not body.done():
-                # Its task is woken before ``_end`` is.
-                body.set_result(None)
-                self._begin()
-                return
-        self._is_taken = False
+        if _wake_next(self._waiting):
+            # Its task is woken before ``_end`` is.
+            self._begin()
+        else:
+            self._is_taken = False
 
 
 async def long_body(scope: MutableMapping[str, Any], size_bytes: int, memory_bytes: int = 0) -> None:

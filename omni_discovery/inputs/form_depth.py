@@ -60,10 +60,7 @@ def _rule_levels(parts: re.Pattern[str], text: str) -> int:
 
 def part_of(schema: Any, ref: str) -> Any:
     """What a ``$ref`` like #/$defs/name leads to, counted from the whole schema; None for nothing."""
-    value = schema
-    for name in _names_in(ref):
-        value = _inside(value, name)
-    return value
+    return _named(schema, _names_in(ref))
 
 
 def check_levels(what: str, schema: Any) -> int:
@@ -87,7 +84,7 @@ def check_levels(what: str, schema: Any) -> int:
         if steps > MAX_STEPS:
             raise InvalidRequestError(f"{what}: too many $ref below places with an 'id'; use fewer of both")
         names = _names_in(ref)
-        named = [_named(root, names) for root in roots]
+        named = [_named(root.value, names) for root in roots]
         leads_to += [(place, by_id[id(value)]) for value in named if id(value) in by_id]
     graph = _Graph(places, leads_to)
     if graph.longest_path() > MAX_SCHEMA_LEVELS:
@@ -146,9 +143,8 @@ def _names_in(ref: str) -> list[str]:
     return [unquote(name).replace("~1", "/").replace("~0", "~") for name in ref.split("/")[1:]]
 
 
-def _named(root: _Place, names: Sequence[str]) -> Any:
-    """What these names lead to, one inside the other, from a place; None for nothing."""
-    value = root.value
+def _named(value: Any, names: Sequence[str]) -> Any:
+    """What these names lead to, one inside the other; None for nothing."""
     for name in names:
         value = _inside(value, name)
         if value is None:

@@ -8,6 +8,7 @@ row that begin with the same bracket: branches of anyOf and oneOf, and what allO
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 from omni_discovery.errors import InvalidRequestError
@@ -49,15 +50,17 @@ class SchemaWidth:
         if sum(name in part for name in _JOINING) > 1 or (isinstance(joined, list | tuple) and len(joined) > 1):
             self._branches += self._ways_of(part, 0) - 1
         else:
-            self._branches += sum(max(0, self._count(part.get(name)) - 1) for name in _LISTS)
+            self._branches += sum(max(0, len(self._several(part, name)) - 1) for name in _LISTS)
         if self._branches > MAX_BRANCHES:
             raise InvalidRequestError(
                 f"{path}: anyOf and oneOf have more than {MAX_BRANCHES} branches in all, or come to more where they are"
                 f" joined by allOf; put what stands in several places into $defs once, or ask for a simpler form"
             )
 
-    def _count(self, branches: Any) -> int:
-        return sum(not self._is_scalar(each) for each in branches) if isinstance(branches, list | tuple) else 0
+    def _several(self, part: Mapping[Any, Any], name: str) -> list[Any]:
+        """The branches of a list, but for scalars."""
+        branches = part.get(name)
+        return [each for each in branches if not self._is_scalar(each)] if isinstance(branches, list | tuple) else []
 
     def _is_scalar(self, branch: Any) -> bool:
         if isinstance(branch, Mapping) and isinstance(branch.get("$ref"), str):
@@ -79,20 +82,15 @@ class SchemaWidth:
             return 1
         if level > _MOST_LEVELS:
             return most
-        if id(part) not in self._ways:
-            # A circle counts once.
-            self._ways[id(part)] = 1
-            ways = 1
-            for name in _LISTS:
-                branches = part.get(name)
-                if isinstance(branches, list | tuple):
-                    several = [each for each in branches if not self._is_scalar(each)]
-                    ways = min(most, ways * max(1, sum(self._ways_of(each, level + 1) for each in several)))
-            joined = part.get("allOf")
-            beside = list(joined) if isinstance(joined, list | tuple) else []
-            if isinstance(part.get("$ref"), str):
-                beside.append(part_of(self._schema, part["$ref"]))
-            for each in beside:
-                ways = min(most, ways * self._ways_of(each, level + 1))
-            self._ways[id(part)] = ways
-        return self._ways[id(part)]
+        if (known := self._ways.get(id(part))) is not None:
+            return known
+        # A circle counts once.
+        self._ways[id(part)] = 1
+        factors = [sum(self._ways_of(each, level + 1) for each in self._several(part, name)) for name in _LISTS]
+        joined = part.get("allOf")
+        beside = list(joined) if isinstance(joined, list | tuple) else []
+        if isinstance(part.get("$ref"), str):
+            beside.append(part_of(self._schema, part["$ref"]))
+        factors += [self._ways_of(each, level + 1) for each in beside]
+        ways = self._ways[id(part)] = min(most, prod(max(1, each) for each in factors))
+        return ways

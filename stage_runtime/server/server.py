@@ -87,8 +87,8 @@ class ReplicaServer:
         self._revoked: frozenset[str] = frozenset()
         #: The last argument of ``set_revoked_hubs``; the ZMQ thread applies it.
         self._to_revoke: frozenset[str] = frozenset()
-        #: The first hub of a release before that was seen.
-        self._former_hub = ""
+        #: Whether a hub of a release before was seen.
+        self._has_former_hubs = False
         self._log_once = LogOnce()
         self._thread = threading.Thread(target=self._run, name="replica-zmq", daemon=True)
 
@@ -117,14 +117,12 @@ class ReplicaServer:
 
     def take_long_frames(self, hub_id: str) -> None:
         """A hub of a release before may come, which sends each message in one frame. Connections are made anew."""
-        if not self._former_hub:
-            self._former_hub = hub_id
-            logger.warning(
-                "server.takes_long_frames hub=%s: it is of a release before 0.2; restart once none is left", hub_id
-            )
-        if not self._is_to_take_long_frames:
-            self._is_to_take_long_frames = True
-            self._wake()
+        if self._has_former_hubs:
+            return
+        self._has_former_hubs = self._is_to_take_long_frames = True
+        text = "server.takes_long_frames hub=%s: it is of a release before 0.2; restart once none is left"
+        logger.warning(text, hub_id)
+        self._wake()
 
     def set_revoked_hubs(self, hub_ids: frozenset[str]) -> None:
         """Revoke exactly these hubs: nothing from or to them passes, and their requests here end."""

@@ -28,7 +28,7 @@ from stage_runtime.engines.tokens import BoundedTokenizer
 _USUAL_CAPACITY: Final = 256
 #: What makes answers of a form unless the document says otherwise. Each of its tokens takes milliseconds, where a form
 #: of a hundred bytes holds the engine of vLLM's own choice for minutes.
-FORMS_BY: Final = "guidance"
+_FORMS_BY: Final = "guidance"
 
 
 def take_allow_rpc(stage: StageConfig, given: dict[str, Any]) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ def take_allow_grammars(stage: StageConfig, given: dict[str, Any]) -> bool:
     They may, too, where the operator has chosen what makes answers of a form, which is for trusted clients.
     """
     allowed = checked_args(stage, bool, given.pop("allow_grammars", False), "engine_args.allow_grammars")
-    return allowed or backend_of(given) not in {None, "auto", FORMS_BY}
+    return allowed or _chosen_backend(given) not in {"", _FORMS_BY}
 
 
 def usual_capacity(given: Mapping[str, Any]) -> int:
@@ -76,7 +76,7 @@ def engine_args_of(stage: StageConfig, given: Mapping[str, Any], kind: Any) -> A
     # A stage that takes embeddings has one more token than its model, and llguidance would refuse to be loaded.
     is_ours = "structured_outputs_config" in known and not given.get("enable_prompt_embeds")
     if is_ours and isinstance(forms, Mapping | None):
-        given = {**given, "structured_outputs_config": {"backend": FORMS_BY, **(forms or {})}}
+        given = {**given, "structured_outputs_config": {"backend": _FORMS_BY, **(forms or {})}}
     try:
         return kind(**{**ours, **given})
     except (TypeError, ValueError) as error:
@@ -88,13 +88,14 @@ def may_have_forms(given: Mapping[str, Any]) -> bool:
 
     A stage that takes embeddings can't have llguidance, and vLLM's own choice, xgrammar, has no bound in a step.
     """
-    return not given.get("enable_prompt_embeds") or backend_of(given) not in {None, "auto"}
+    return not given.get("enable_prompt_embeds") or bool(_chosen_backend(given))
 
 
-def backend_of(given: Mapping[str, Any]) -> str | None:
-    """What the document has chosen to make answers of a form; None for nothing."""
+def _chosen_backend(given: Mapping[str, Any]) -> str:
+    """What the document has chosen to make answers of a form; empty if it leaves that to others."""
     forms = given.get("structured_outputs_config")
-    return forms.get("backend") if isinstance(forms, Mapping) else getattr(forms, "backend", None)
+    backend = forms.get("backend") if isinstance(forms, Mapping) else getattr(forms, "backend", None)
+    return "" if backend in {None, "auto"} else str(backend)
 
 
 def load_llm(stage: StageConfig, given: Mapping[str, Any]) -> Any:

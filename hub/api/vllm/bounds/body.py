@@ -81,8 +81,8 @@ _LARGE_FORM_BYTES: Final = 1 << 10
 _FORM_SIGNS: Final = (b"structured_outputs", b"response_format", b'"text"', b"output_config", b'"tools"', b"\\u")
 #: One of these is in each prompt with earlier calls.
 _ARGUMENTS_SIGNS: Final = (b'"arguments"', b"\\u")
-#: A single one: two would take the loop's time from it twice as often.
-#: Where large bodies are checked one by one, so that the hub's loop goes on meanwhile.
+#: Where large bodies are checked, so that the hub's loop goes on meanwhile. A single one: two would take the loop's
+#: time from it twice as often.
 _thread: Final = ThreadPoolExecutor(1, "BodyCheck")
 _turns: Final = ClientTurns(1)
 
@@ -135,17 +135,14 @@ def check_body(body: bytes, *, reads_items: bool = False) -> Asked:
     # A form, which is no JSON in any encoding, or nothing at all.
     if begin.startswith(b"--") or not begin:
         return _NOTHING
-    # Python reads halves of surrogates, too, and nothing else does: whoever looked at it would have seen nothing.
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"the body is not JSON in UTF-8: {error.reason}") from error
     # What is checked has to be what the server reads: it would also read JSON behind a byte order mark.
     if not begin.startswith(b"{"):
         raise InvalidRequestError(
             "the body is neither an object of JSON, in UTF-8 without a byte order mark, nor a form"
         )
     try:
+        # The server reads halves of surrogates, too, and nothing else does: who looked at it would have seen nothing.
+        body.decode()
         asked, parts = _decoder.decode(body), _parts_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not JSON: {error}") from error

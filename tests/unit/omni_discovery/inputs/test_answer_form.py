@@ -104,7 +104,7 @@ def test_a_form_that_may_cost_too_much_is_refused_by_its_field_and_bound(form: d
         {"regex": r"([a-z]{1,63}\.){1,8}[a-z]{2,63}"},
         {"regex": r"a\.\[" * 2000},
         {"regex": "a{1,3}?" * 100 + "(?:b)" * 100 + "c*?" * 100},
-        {"grammar": "root ::= " + '"[a-z] . [" ' * 60},
+        {"grammar": "root ::= " + '"[a-z] . [" ' * 1000},
         {"grammar": 'root ::= "{" [a-z]{1,30} "}"'},
         {"grammar": '%llguidance {}\n%import common.INT\n%ignore /[ ]+/\nstart: INT "%d" "100%" /%[a-f]/'},
         {"grammar": 'root ::= [%a-z] "%s" # %d'},
